@@ -1,0 +1,72 @@
+"""What passes between the scheduler (bookkeeping) and the runner (device): one step.
+
+    schedule() -> StepBatch -> ModelRunner.execute() -> StepResult -> postprocess()
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.sequence import FinishReason, Sequence
+
+
+@dataclass(frozen=True)
+class ScheduledSequence:
+    """Computes tokens [start, start + num_tokens) of `sequence` in this step.
+
+    `samples` is true when the last of them is the sequence's newest token, so that the step
+    yields a next one; a chunk that ends inside the prompt yields none.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One step. `sequences` are in the order in which results come back."""
+
+    sequences: tuple[ScheduledSequence, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.sequences)
+
+    @property
+    def is_decode_only(self) -> bool:
+        return all(item.num_tokens == 1 and item.samples for item in self.sequences)
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Log-probabilities of the model's own distribution for one output token."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-probability), likeliest first."""
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    token_id: int
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`tokens[i]` belongs to the batch's i-th sequence; None where it does not sample."""
+
+    tokens: tuple[SampledToken | None, ...]
+
+
+@dataclass(frozen=True)
+class SequenceUpdate:
+    """What one step changed for one sequence, as `postprocess` reports it."""
+
+    sequence: Sequence
+    token: SampledToken | None
+    output_index: int
+    """Absolute index of `token` among the outputs; meaningless when `token` is None."""
+    finish_reason: FinishReason | None
