@@ -1,0 +1,158 @@
+"""The prefill side of a hand-off: which blocks are pinned for whom, and until when.
+
+    PINNED → ANNOUNCED → RELEASED | EXPIRED | REVOKED
+
+Plain bookkeeping: no I/O, no clock of its own; blocks are numbers. An export owns one
+reference of every block that it pins, from the moment the scheduler allocates them until one
+of the three ends. A one-sided read leaves no trace at its source, so the lease is what makes
+a read trustworthy: decode asks `release` after reading, and only True says that the blocks
+were pinned all the while.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+ExportKey = tuple[str, int]
+"""(request_id, attempt)."""
+
+
+class ExportState(enum.Enum):
+    PINNED = "pinned"
+    """Prefill still computes; the prefill request owns the export."""
+    ANNOUNCED = "announced"
+    """Decode knows every block; the lease runs."""
+    RELEASED = "released"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
+@dataclass
+class Export:
+    key: ExportKey
+    num_blocks: int
+    """Blocks that it will pin; counted from `open` on, so that a bound can be kept."""
+    block_ids: list[int] = field(default_factory=list)
+    state: ExportState = ExportState.PINNED
+    expires_at: float = 0.0
+    cap_at: float = 0.0
+    """No renewal carries the lease beyond this time."""
+
+
+@dataclass(frozen=True)
+class LeaseConfig:
+    lease_s: float = 10.0
+    """Life of an announced export without a renewal."""
+    max_lease_s: float = 60.0
+    """Life of an announced export with renewals."""
+    pin_s: float = 600.0
+    """Life of an export whose prefill makes no progress at all."""
+
+
+class ExportTable:
+    """Every export of one prefill worker."""
+
+    def __init__(
+        self,
+        config: LeaseConfig,
+        clock: Callable[[], float],
+        acquire: Callable[[Iterable[int]], None],
+        release: Callable[[Iterable[int]], None],
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._acquire = acquire
+        self._release = release
+        self._exports: dict[ExportKey, Export] = {}
+        self._ended: dict[ExportKey, tuple[bool, float]] = {}
+        """Answer of `release` for ended exports, and when it may be forgotten."""
+
+    @property
+    def num_open(self) -> int:
+        return len(self._exports)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that open exports pin or will pin."""
+        return sum(export.num_blocks for export in self._exports.values())
+
+    def open(self, key: ExportKey, num_blocks: int) -> None:
+        """Begins an export that will pin `num_blocks`. The key must be new."""
+        assert key not in self._exports, f"export {key} opened twice"
+        now = self._clock()
+        self._exports[key] = Export(key, num_blocks, expires_at=now + self._config.pin_s)
+
+    def pin(self, key: ExportKey, block_ids: list[int]) -> None:
+        """Takes a reference of each block; once per export. Ignored when it has ended."""
+        export = self._exports.get(key)
+        if export is None or export.block_ids:
+            return
+        self._acquire(block_ids)
+        export.block_ids = list(block_ids)
+        export.expires_at = self._clock() + self._config.pin_s
+
+    def announced(self, key: ExportKey) -> bool:
+        """All blocks are announced: the lease begins. False when the export has ended."""
+        export = self._exports.get(key)
+        if export is None or export.state is not ExportState.PINNED:
+            return False
+        now = self._clock()
+        export.state = ExportState.ANNOUNCED
+        export.expires_at = now + self._config.lease_s
+        export.cap_at = now + self._config.max_lease_s
+        return True
+
+    def renew(self, key: ExportKey) -> bool:
+        """Prolongs the lease up to its cap. False when it does not hold (any more)."""
+        export = self._exports.get(key)
+        now = self._clock()
+        if export is None or now > export.expires_at:
+            return False
+        if export.state is ExportState.ANNOUNCED:
+            export.expires_at = min(now + self._config.lease_s, export.cap_at)
+        return True
+
+    def release(self, key: ExportKey) -> bool:
+        """Decode is done with it. True only when the lease held without a gap until now.
+
+        Repeating the question repeats the answer. A release before everything was announced
+        is decode giving up: the export is revoked and the answer is False.
+        """
+        export = self._exports.get(key)
+        if export is None:
+            held, _ = self._ended.get(key, (False, 0.0))
+            return held
+        if export.state is not ExportState.ANNOUNCED:
+            self._end(export, ExportState.REVOKED)
+            return False
+        if self._clock() > export.expires_at:
+            self._end(export, ExportState.EXPIRED)
+            return False
+        self._end(export, ExportState.RELEASED)
+        return True
+
+    def revoke(self, key: ExportKey) -> bool:
+        """Prefill takes it back (cancel, failure, or nothing to hand off). False: unknown."""
+        export = self._exports.get(key)
+        if export is None:
+            return False
+        self._end(export, ExportState.REVOKED)
+        return True
+
+    def reap(self) -> list[Export]:
+        """Ends every export whose time is over and returns them."""
+        now = self._clock()
+        expired = [export for export in self._exports.values() if now > export.expires_at]
+        for export in expired:
+            self._end(export, ExportState.EXPIRED)
+        self._ended = {key: end for key, end in self._ended.items() if end[1] >= now}
+        return expired
+
+    def _end(self, export: Export, state: ExportState) -> None:
+        del self._exports[export.key]
+        export.state = state
+        self._release(export.block_ids)
+        forget_at = self._clock() + self._config.max_lease_s
+        self._ended[export.key] = (state is ExportState.RELEASED, forget_at)

@@ -1,0 +1,168 @@
+"""The decode side of a hand-off: room granted, blocks pulled, and then owned by a sequence.
+
+    GRANTED → PULLING → COMMITTED
+                      → ABORTING (quarantined until the read has settled) → gone
+
+Plain bookkeeping: no I/O, no clock of its own; blocks are numbers. An import owns one
+reference of every block in `block_table` until `commit` hands them to the sequence or an
+abort frees them. A given-up read may still write: its destination blocks are quarantined,
+without an expiry, until the transport says that it has settled.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from core.errors import FailedPrecondition, InvalidArgument
+from kvtransfer.base import BlockCopy
+
+ImportKey = tuple[str, int]
+"""(request_id, attempt)."""
+
+
+class ImportState(enum.Enum):
+    GRANTED = "granted"
+    PULLING = "pulling"
+    ABORTING = "aborting"
+
+
+@dataclass
+class Import:
+    key: ImportKey
+    held: list[int]
+    """Leading blocks that decode's own prefix cache provided."""
+    fresh: list[int]
+    """Destination blocks of the reads."""
+    expires_at: float
+    state: ImportState = ImportState.GRANTED
+    next_sequence: int = 0
+    num_announced: int = 0
+    is_fully_announced: bool = False
+    num_reads: int = 0
+    """Reads that have begun and not settled."""
+
+    @property
+    def block_table(self) -> list[int]:
+        return self.held + self.fresh
+
+
+@dataclass(frozen=True)
+class PoolActions:
+    """What an import does to the block pool; each takes block numbers."""
+
+    release: Callable[[Iterable[int]], None]
+    quarantine: Callable[[Iterable[int]], None]
+    settle: Callable[[Iterable[int]], None]
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """Blocks that prefill will not change any more."""
+
+    sequence: int
+    first_block: int
+    """Index in the request's block table."""
+    block_ids: Sequence[int]
+    """Of the prefill worker."""
+    is_last: bool
+
+
+class ImportTable:
+    """Every import of one decode worker."""
+
+    def __init__(self, timeout_s: float, clock: Callable[[], float], pool: PoolActions) -> None:
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._pool = pool
+        self._imports: dict[ImportKey, Import] = {}
+
+    @property
+    def num_open(self) -> int:
+        return len(self._imports)
+
+    def get(self, key: ImportKey) -> Import | None:
+        return self._imports.get(key)
+
+    def grant(self, key: ImportKey, held: list[int], fresh: list[int]) -> Import:
+        """Begins an import that owns these blocks. The key must be new."""
+        assert key not in self._imports, f"import {key} granted twice"
+        entry = Import(key, held, fresh, self._clock() + self._timeout_s)
+        self._imports[key] = entry
+        return entry
+
+    def announce(self, key: ImportKey, news: Announcement) -> list[BlockCopy]:
+        """What has to be read now; empty for a repeated announcement.
+
+        Raises FailedPrecondition for an unknown, ended or skipped one, and InvalidArgument
+        for blocks that were not granted; both change nothing.
+        """
+        entry = self._imports.get(key)
+        if entry is None or entry.state is ImportState.ABORTING:
+            raise FailedPrecondition(f"no import is open for {key[0]} attempt {key[1]}")
+        if news.sequence < entry.next_sequence:
+            return []
+        if news.sequence > entry.next_sequence or entry.is_fully_announced:
+            raise FailedPrecondition(
+                f"announcement {news.sequence} came where {entry.next_sequence} was due"
+            )
+        start = len(entry.held) + entry.num_announced
+        end = news.first_block + len(news.block_ids)
+        total = len(entry.held) + len(entry.fresh)
+        if news.first_block != start or end > total or (news.is_last and end != total):
+            raise InvalidArgument(
+                f"blocks {news.first_block} to {end} were announced; "
+                f"{start} to {total} are outstanding",
+                field="block_ids",
+            )
+        destinations = entry.fresh[entry.num_announced : end - len(entry.held)]
+        entry.next_sequence += 1
+        entry.num_announced += len(news.block_ids)
+        entry.is_fully_announced = news.is_last
+        entry.expires_at = self._clock() + self._timeout_s
+        return [BlockCopy(*pair) for pair in zip(news.block_ids, destinations, strict=True)]
+
+    def begin_read(self, key: ImportKey) -> None:
+        """A read into this import's blocks is about to be issued."""
+        entry = self._imports[key]
+        entry.state = ImportState.PULLING
+        entry.num_reads += 1
+
+    def end_read(self, key: ImportKey) -> None:
+        """That read has settled. Frees the blocks when the import was waiting for it."""
+        entry = self._imports[key]
+        entry.num_reads -= 1
+        if entry.state is ImportState.ABORTING and entry.num_reads == 0:
+            del self._imports[key]
+            self._pool.settle(entry.fresh)
+
+    def commit(self, key: ImportKey) -> list[int]:
+        """Everything is read and the lease held: the block table, whose owner the caller is."""
+        entry = self._imports[key]
+        assert entry.is_fully_announced and entry.num_reads == 0, f"import {key} is incomplete"
+        assert entry.state is not ImportState.ABORTING, f"import {key} was given up"
+        del self._imports[key]
+        return entry.block_table
+
+    def abort(self, key: ImportKey) -> None:
+        """Gives it up; idempotent, and nothing for an unknown key."""
+        entry = self._imports.get(key)
+        if entry is None or entry.state is ImportState.ABORTING:
+            return
+        self._pool.release(entry.held)
+        if entry.num_reads == 0:
+            del self._imports[key]
+            self._pool.release(entry.fresh)
+            return
+        entry.state = ImportState.ABORTING
+        self._pool.quarantine(entry.fresh)
+
+    def expired(self) -> list[ImportKey]:
+        """Imports from whose prefill nothing was heard in time; the caller aborts them."""
+        now = self._clock()
+        return [
+            entry.key
+            for entry in self._imports.values()
+            if entry.state is not ImportState.ABORTING and now > entry.expires_at
+        ]

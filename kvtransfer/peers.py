@@ -1,0 +1,125 @@
+"""The other workers that this one has dealt with: a channel each, and for reading a handshake.
+
+A peer is one life of a worker: (worker id, epoch). Connecting is done once per life, before
+the first transfer, and refused when the two pods' fingerprints differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import grpc
+
+from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, types_pb2, worker_pb2
+from core import fingerprint
+from core.errors import FailedPrecondition, Unavailable, from_exception
+from core.rpc import CHANNEL_OPTIONS
+from kvtransfer.base import Transport
+
+HANDSHAKE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this worker is, for handshakes."""
+
+    worker_id: str
+    epoch: int
+    fingerprint: types_pb2.Fingerprint
+
+
+class Peer:
+    """One life of another worker."""
+
+    def __init__(self, address: worker_pb2.WorkerAddress) -> None:
+        self.worker_id = address.worker_id
+        self.epoch = address.epoch
+        self.channel = grpc.aio.insecure_channel(address.address, options=CHANNEL_OPTIONS)
+        self.stub = kv_transfer_pb2_grpc.KvTransferStub(self.channel)
+        self.agent = ""
+        """Name in the transport, once connected."""
+        self.lock = asyncio.Lock()
+
+
+class PeerDirectory:
+    """Channels to peers, opened on demand and closed when a newer life takes the name."""
+
+    def __init__(self, identity: Identity, transport: Transport) -> None:
+        self._identity = identity
+        self._transport = transport
+        self._peers: dict[str, Peer] = {}
+
+    async def get(self, address: worker_pb2.WorkerAddress) -> Peer:
+        """The peer at `address`; a former life under the same id is forgotten.
+
+        Raises Unavailable for an epoch that is older than one already seen.
+        """
+        peer = self._peers.get(address.worker_id)
+        if peer is not None and peer.epoch > address.epoch:
+            raise Unavailable(f"{address.worker_id} has restarted since this was dispatched")
+        if peer is not None and peer.epoch == address.epoch:
+            return peer
+        fresh = Peer(address)
+        self._peers[address.worker_id] = fresh
+        if peer is not None:
+            await self._forget(peer)
+        return fresh
+
+    async def connected(self, address: worker_pb2.WorkerAddress) -> Peer:
+        """The peer, with its memory readable.
+
+        Raises FailedPrecondition when fingerprints differ, Unavailable when it is away.
+        """
+        peer = await self.get(address)
+        async with peer.lock:
+            if peer.agent and self._transport.is_connected(peer.agent):
+                return peer
+            reply = await self._handshake(peer)
+            check_fingerprint(self._identity, reply.worker_id, reply.fingerprint)
+            await self._transport.connect(reply.transport)
+            peer.agent = reply.transport.agent
+        return peer
+
+    async def _handshake(self, peer: Peer) -> kv_transfer_pb2.HandshakeReply:
+        request = kv_transfer_pb2.HandshakeRequest(
+            worker_id=self._identity.worker_id,
+            epoch=self._identity.epoch,
+            fingerprint=self._identity.fingerprint,
+            transport=self._transport.descriptor(),
+        )
+        try:
+            reply = await peer.stub.Handshake(request, timeout=HANDSHAKE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_exception(error) from error
+        if reply.epoch != peer.epoch:
+            raise Unavailable(f"{peer.worker_id} has restarted since this was dispatched")
+        own = self._transport.descriptor().transport
+        if reply.transport.transport != own:
+            raise FailedPrecondition(
+                f"KV transports differ: own {own!r}, "
+                f"{peer.worker_id} {reply.transport.transport!r}"
+            )
+        return reply
+
+    async def close(self) -> None:
+        """Forgets every peer."""
+        peers, self._peers = list(self._peers.values()), {}
+        for peer in peers:
+            await self._forget(peer)
+
+    async def _forget(self, peer: Peer) -> None:
+        if peer.agent:
+            await self._transport.disconnect(peer.agent)
+        await peer.channel.close()
+
+
+def check_fingerprint(
+    own: Identity, peer_id: str, peer_fingerprint: types_pb2.Fingerprint
+) -> None:
+    """Raises FailedPrecondition naming both values of every field that differs."""
+    differences = fingerprint.mismatches(own.fingerprint, peer_fingerprint)
+    if differences:
+        raise FailedPrecondition(
+            f"{own.worker_id} and {peer_id} do not fit together: " + "; ".join(differences)
+        )
