@@ -1,0 +1,98 @@
+"""What a caller may say about one request, and the protobuf request made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from baton.v1 import inference_pb2, types_pb2
+from core.errors import InvalidArgument
+
+DEFAULT_SERVER = "127.0.0.1:50051"
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keywords of `generate` and `stream`. Meaning and ranges: `SamplingParams` in types.proto.
+
+    One of prompt (the first positional argument), `messages` and `token_ids` is the input.
+    What is left out, or None, takes the model's or the server's default.
+    """
+
+    messages: Sequence[Mapping[str, str]]  # each {"role": …, "content": …}
+    token_ids: Sequence[int]
+    model: str
+    request_id: str  # a second call with the same id joins the first
+    timeout_s: float | None
+
+    max_tokens: int | None
+    min_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logprobs: int | None
+
+
+_REQUEST_FIELDS = ("model", "request_id")
+_INPUT_FIELDS = ("messages", "token_ids")
+_OTHER_FIELDS = ("timeout_s",)
+_SAMPLING_FIELDS = frozenset(GenerateOptions.__annotations__).difference(
+    _REQUEST_FIELDS, _INPUT_FIELDS, _OTHER_FIELDS
+)
+
+
+def build_request(
+    prompt: str | None, options: Mapping[str, Any]
+) -> tuple[inference_pb2.GenerateRequest, float | None]:
+    """The request and its timeout in seconds.
+
+    The server judges ranges; here only what protobuf cannot carry is refused, with
+    InvalidArgument. An option that does not exist is a TypeError, as with any function.
+    """
+    for name in options:
+        if name not in GenerateOptions.__annotations__:
+            raise TypeError(f"unknown option {name!r}")
+    request = inference_pb2.GenerateRequest()
+    if prompt is not None:
+        _set(request, "prompt", prompt)
+    for name in _REQUEST_FIELDS:
+        if options.get(name):
+            _set(request, name, options[name])
+    for message in options.get("messages", ()):
+        _set(request, "messages", message)
+    if options.get("token_ids") is not None:
+        request.token_ids.SetInParent()
+        _set(request.token_ids, "ids", options["token_ids"], shown_as="token_ids")
+    for name in _SAMPLING_FIELDS:
+        if options.get(name) is not None:
+            _set(request.sampling, name, options[name])
+    timeout_s: float | None = options.get("timeout_s")
+    if timeout_s is not None and not timeout_s > 0:
+        raise InvalidArgument(f"timeout_s must be over 0, not {timeout_s}", field="timeout_s")
+    return request, timeout_s
+
+
+def _set(
+    message: inference_pb2.GenerateRequest | inference_pb2.TokenIds | types_pb2.SamplingParams,
+    name: str,
+    value: Any,
+    shown_as: str = "",
+) -> None:
+    """Sets or extends one field; what protobuf refuses becomes InvalidArgument."""
+    try:
+        if name == "messages":
+            message.messages.add(**value)  # type: ignore[union-attr]
+        elif name in ("ids", "stop", "stop_token_ids"):
+            getattr(message, name).extend(value)
+        else:
+            setattr(message, name, value)
+    except (TypeError, ValueError, UnicodeError) as error:
+        field = shown_as or name
+        raise InvalidArgument(f"{field}: {error}", field=field) from None

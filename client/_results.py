@@ -1,0 +1,138 @@
+"""What a request gives back: chunks while it runs, one `Completion` in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton.v1 import inference_pb2, types_pb2
+from core.errors import Unavailable
+
+FinishReason = Literal["stop", "length"]
+
+_FINISH_REASONS: dict[int, FinishReason] = {
+    types_pb2.FINISH_REASON_STOP: "stop",
+    types_pb2.FINISH_REASON_LENGTH: "length",
+}
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which workers served the request, and what it did not have to compute or move."""
+
+    prefill_worker: str
+    decode_worker: str
+    cached_tokens: int
+    transferred_blocks: int
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds as the router saw them, from receiving the request."""
+
+    ttft_s: float
+    total_s: float
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural log-probability of one output token, and of the likeliest ones at its place."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One message of a stream. `text` may be empty; what is None comes with the last one."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    output_index: int
+    logprobs: list[TokenLogprobs]
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    route: Route | None = None
+    timing: Timing | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: FinishReason
+    usage: Usage
+    route: Route
+    timing: Timing
+
+
+@dataclass
+class Assembler:
+    """Puts the chunks of one stream together."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+
+    def add(self, message: inference_pb2.GenerateResponse) -> Chunk:
+        """Takes the next message and returns it as a chunk."""
+        chunk = _chunk(message)
+        self.chunks.append(chunk)
+        return chunk
+
+    def completion(self) -> Completion:
+        """The whole. Raises Unavailable when the last message has not come."""
+        last = self.chunks[-1] if self.chunks else None
+        if not (last and last.finish_reason and last.usage and last.route and last.timing):
+            raise Unavailable("the stream ended before the request was finished")
+        return Completion(
+            request_id=last.request_id,
+            text="".join(chunk.text for chunk in self.chunks),
+            token_ids=[token for chunk in self.chunks for token in chunk.token_ids],
+            logprobs=[entry for chunk in self.chunks for entry in chunk.logprobs],
+            finish_reason=last.finish_reason,
+            usage=last.usage,
+            route=last.route,
+            timing=last.timing,
+        )
+
+
+def _chunk(message: inference_pb2.GenerateResponse) -> Chunk:
+    finish_reason = _FINISH_REASONS.get(message.finish_reason)
+    chunk = Chunk(
+        request_id=message.request_id,
+        text=message.text,
+        token_ids=list(message.token_ids),
+        output_index=message.output_index,
+        logprobs=[_logprobs(entry) for entry in message.logprobs],
+    )
+    if finish_reason is None:
+        return chunk
+    usage, route, timing = message.usage, message.route, message.timing
+    return Chunk(
+        **vars(chunk),
+        finish_reason=finish_reason,
+        usage=Usage(usage.prompt_tokens, usage.completion_tokens),
+        route=Route(
+            prefill_worker=route.prefill_worker,
+            decode_worker=route.decode_worker,
+            cached_tokens=route.cached_tokens,
+            transferred_blocks=route.transferred_blocks,
+            attempts=route.attempts,
+        ),
+        timing=Timing(timing.ttft_s, timing.total_s),
+    )
+
+
+def _logprobs(entry: types_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(entry.logprob, tuple((top.token_id, top.logprob) for top in entry.top))
