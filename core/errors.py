@@ -19,6 +19,7 @@ Foreign errors are translated where they enter; `from_exception` is that boundar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -146,7 +147,9 @@ def from_exception(error: BaseException) -> BatonError:
 
 
 def _from_rpc_error(error: grpc.RpcError) -> BatonError:
-    for key, value in error.trailing_metadata() or ():
+    # grpc-stubs type a pair as an object that cannot be unpacked.
+    metadata: Any = error.trailing_metadata() or ()
+    for key, value in metadata:
         if key == ERROR_METADATA_KEY:
             return from_detail(types_pb2.ErrorDetail.FromString(value))
     kind = _BY_CODE.get(error.code().name, InternalError)

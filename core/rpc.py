@@ -1,0 +1,207 @@
+"""gRPC life-cycle that every service shares: options, errors, start, health, stop.
+
+run_service(main)  ->  RpcServer(host, port)  ->  add servicers  ->  start  ->  stop
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from core.errors import (
+    ERROR_METADATA_KEY,
+    InternalError,
+    StartupError,
+    from_exception,
+    status_of,
+    to_detail,
+)
+from core.logs import event
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES = 4 << 20
+"""Largest request that a service takes; a larger one is an InvalidArgument."""
+
+MAX_MESSAGE_BYTES = 32 << 20
+"""Largest message that gRPC delivers at all. Above it gRPC itself answers
+RESOURCE_EXHAUSTED, before any code of ours runs; hence the distance to the limit above."""
+
+_KEEPALIVE_MS = 20_000
+_KEEPALIVE_TIMEOUT_MS = 10_000
+
+_COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+)
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON_OPTIONS,
+    # A restarted pod is found again within two seconds, not within gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Pods talk to each other directly, whatever http_proxy says.
+    ("grpc.enable_http_proxy", 0),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_COMMON_OPTIONS,
+    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    ("grpc.http2.max_ping_strikes", 0),
+    # With SO_REUSEPORT a second server on a used port would start and take half the calls.
+    ("grpc.so_reuseport", 0),
+)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to a pod. Connects on first use."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+    """Ends a failed call with the status table's code and an ErrorDetail in the trailer."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler
+        wrap = _wrap_stream if handler.response_streaming else _wrap_unary
+        make = (
+            grpc.unary_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.unary_unary_rpc_method_handler
+        )
+        behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
+        return make(
+            wrap(behaviour, handler_call_details.method),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _wrap_unary(behaviour: Any, method: str) -> Any:
+    async def call(request: Any, context: Any) -> Any:
+        try:
+            return await behaviour(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            return await _abort(context, error, method)
+
+    return call
+
+
+def _wrap_stream(behaviour: Any, method: str) -> Any:
+    if not inspect.isasyncgenfunction(behaviour):
+        return _wrap_unary(behaviour, method)
+
+    async def call(request: Any, context: Any) -> None:
+        try:
+            # Written out rather than yielded, so that a cancelled call closes the
+            # handler's generator at once and in this task.
+            async with aclosing(behaviour(request, context)) as messages:
+                async for message in messages:
+                    await context.write(message)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await _abort(context, error, method)
+
+    return call
+
+
+async def _abort(context: Any, exception: Exception, method: str) -> None:
+    error = from_exception(exception)
+    if isinstance(error, InternalError):
+        event(logger, logging.ERROR, "call_failed", method=method, error=error.message)
+        logger.error("traceback", exc_info=exception)
+    detail = to_detail(error)
+    await context.abort(
+        status_of(error).grpc,
+        error.message,
+        trailing_metadata=((ERROR_METADATA_KEY, detail.SerializeToString()),),
+    )
+
+
+class RpcServer:
+    """One gRPC server with error translation, health and reflection.
+
+    Servicers are added to `grpc_server` before `start`. Construct it in a running loop.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self.grpc_server = grpc.aio.server(
+            interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS
+        )
+
+    async def start(self, service_names: Sequence[str]) -> str:
+        """Listens and returns `host:port`; port 0 takes a free one. Raises StartupError."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
+        names = [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self.grpc_server)
+        address = f"{self._host}:{self._port}"
+        try:
+            port = self.grpc_server.add_insecure_port(address)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise StartupError(
+                f"cannot listen on {address}: in use, or not an address of this host"
+            )
+        await self.set_serving(False)
+        await self.grpc_server.start()
+        return f"{self._host}:{port}"
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """What the health service answers."""
+        states = health_pb2.HealthCheckResponse.ServingStatus
+        await self._health.set("", states.SERVING if is_serving else states.NOT_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new call and ends those in flight after `grace_s`."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc_server.stop(grace_s)
+
+
+async def wait_for_stop_signal() -> None:
+    """Returns at the first SIGINT or SIGTERM; later ones are ignored."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
+def run_service(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    """Runs a service's main coroutine on uvloop and returns the exit code.
+
+    A StartupError becomes one line on standard error and exit code 1.
+    """
+    try:
+        uvloop.run(main())
+    except StartupError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 1
+    return 0

@@ -1,0 +1,152 @@
+"""Text to token ids and back, from a model folder, without transformers.
+
+`Tokenizer` encodes prompts and chats; `Detokenizer` turns one request's tokens into text as
+they come; `StopMatcher` finds stop strings in that text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+from core.chat_template import ChatMessage, ChatTemplate
+from core.errors import InvalidArgument, StartupError
+from core.model_folder import ModelFolder
+
+# Below this, encoding takes less time than the trip to a thread is worth.
+_INLINE_CHARS = 2000
+# A character has at most 4 bytes, so this many tokens without a whole one are no text.
+_MAX_PENDING_TOKENS = 32
+
+
+class Tokenizer:
+    """The tokenizer and chat template of a model folder. Raises StartupError."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        self._tokenizer = _load_tokenizer(folder.path / "tokenizer.json")
+        self._template = ChatTemplate.load(folder.path)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; with special tokens as the folder asks for them."""
+        # The batch call, unlike `encode`, releases the GIL and skips offsets.
+        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encodings[0].ids
+
+    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """`encode`, in a thread when `text` is long."""
+        if len(text) <= _INLINE_CHARS:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.encode, text, add_special_tokens=add_special_tokens)
+
+    async def encode_chat_async(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Token ids of a chat, ready for the assistant's turn.
+
+        Raises InvalidArgument when the model has no template or the template refuses.
+        """
+        if self._template is None:
+            raise InvalidArgument("messages: this model has no chat template", field="messages")
+        text = self._template.render(messages)
+        # The template writes special tokens itself.
+        return await self.encode_async(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of `token_ids` without special tokens."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def detokenizer(self) -> Detokenizer:
+        """For one request's output."""
+        return Detokenizer(self._tokenizer)
+
+
+class Detokenizer:
+    """Text of a growing list of tokens. Never emits a part of a character."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def add(self, token_id: int) -> str:
+        """Text that `token_id` completes; empty while a character is incomplete."""
+        self._pending.append(token_id)
+        if len(self._pending) > _MAX_PENDING_TOKENS:
+            return self.flush()
+        try:
+            text = self._stream.step(self._tokenizer, token_id)
+        except Exception:
+            # The stream gives up where a token changes text that is out already. The class
+            # of its error is plain Exception.
+            return self.flush()
+        if text is None:
+            return ""
+        self._context, self._pending = self._pending, []
+        return text
+
+    def flush(self) -> str:
+        """Text of the tokens held back, with U+FFFD for what is no text."""
+        if not self._pending:
+            return ""
+        before = self._decode(self._context)
+        text = self._decode(self._context + self._pending)
+        self._context, self._pending = self._pending, []
+        self._stream = DecodeStream(self._context, skip_special_tokens=True)
+        return text[len(before) :] if text.startswith(before) else text
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+class StopMatcher:
+    """Finds stop strings in streamed text and holds back what may become one."""
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._stops = tuple(stops)
+        self._prefixes = {stop[:end] for stop in self._stops for end in range(1, len(stop))}
+        self._max_held = max((len(stop) - 1 for stop in self._stops), default=0)
+        self._held = ""
+        self.is_stopped = False
+
+    def add(self, text: str) -> str:
+        """Text that is safe to show. Sets `is_stopped` at the first stop string in the text.
+
+        The stop string and what follows it are dropped.
+        """
+        if not self._stops or self.is_stopped:
+            return "" if self.is_stopped else text
+        text = self._held + text
+        found = [position for stop in self._stops if (position := text.find(stop)) >= 0]
+        if found:
+            self.is_stopped = True
+            self._held = ""
+            return text[: min(found)]
+        num_held = self._num_held(text)
+        safe, self._held = text[: len(text) - num_held], text[len(text) - num_held :]
+        return safe
+
+    def flush(self) -> str:
+        """What was held back, when no more text will come."""
+        held, self._held = self._held, ""
+        return held
+
+    def _num_held(self, text: str) -> int:
+        for length in range(min(self._max_held, len(text)), 0, -1):
+            if text[-length:] in self._prefixes:
+                return length
+        return 0
+
+
+def _load_tokenizer(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise StartupError(f"{path} does not exist; the model folder needs a fast tokenizer")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise StartupError(f"{path} cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
