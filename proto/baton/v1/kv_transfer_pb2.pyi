@@ -79,7 +79,8 @@ Global___TransportDescriptor: _TypeAlias = TransportDescriptor  # noqa: Y015
 @_typing.final
 class TcpHello(_message.Message):
     """tcp transport: D -> P on a data socket, each behind a 4-byte big-endian length.
-    P answers with the blocks' bytes, in order, and nothing else.
+    P answers a hello with one zero byte and a read with the blocks' bytes, in order;
+    it closes on a wrong name, a block outside its pool and anything else.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -1,0 +1,265 @@
+"""The NIXL agent: every call to it, confined to the one thread that `nixl_transport` gives it.
+
+NIXL's default thread mode does not synchronize, and its own progress thread burns a core when
+idle; so the agent has none, and `tick` makes progress as often as someone needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baton.v1 import kv_transfer_pb2
+from core.errors import StartupError, TransferError
+from kvtransfer.base import MemoryRegion
+from kvtransfer.pulls import ThreadPull, check_peer, copies_fault
+
+NIXL_MODULES = ("nixl_cu13", "nixl_cu12")
+
+READ_TICK_S = 0.0003
+"""While an own read runs: how late its end may be noticed."""
+EXPORT_TICK_S = 0.001
+"""While peers may be reading: a read over TCP needs the owner's help."""
+WARM_UP_TICKS = 200
+"""Export ticks after a connect, in which the endpoint is wired up ahead of the first read."""
+
+
+def installed_nixl() -> str | None:
+    """Name of the NIXL module that can be imported here, if any; imports nothing."""
+    return next((name for name in NIXL_MODULES if importlib.util.find_spec(name)), None)
+
+
+def ucx_defaults(memory: str, host: str) -> dict[str, str]:
+    """What UCX and NIXL are told unless the environment says otherwise.
+
+    UCX's own TCP defaults are four times slower; a large segment helps on loopback and hurts
+    between network namespaces. Device memory and RDMA need UCX's own choice of transports.
+    Both libraries log to standard output unless told not to.
+    """
+    is_loopback = host in ("localhost", "::1") or host.startswith("127.")
+    segment = "256k" if is_loopback else "64k"
+    defaults = {
+        "UCX_TCP_TX_SEG_SIZE": segment,
+        "UCX_TCP_RX_SEG_SIZE": segment,
+        "UCX_TCP_SNDBUF": "4m",
+        "UCX_TCP_RCVBUF": "4m",
+        "UCX_LOG_FILE": "stderr",
+        "NIXL_LOG_LEVEL": "WARN",
+    }
+    if memory == "DRAM" and not Path("/sys/class/infiniband").is_dir():
+        defaults["UCX_TLS"] = "cma,tcp,self"
+    return defaults
+
+
+@dataclass
+class _Peer:
+    """A peer's pool and the line of reads from it, of which one at a time is in flight.
+
+    Two large reads at once over TCP take longer than one after the other.
+    """
+
+    name: str
+    num_blocks: int
+    blocks: Any
+    """The prepared list of the peer's blocks, an opaque NIXL handle."""
+    is_usable: bool = True
+    is_leaving: bool = False
+    waiting: deque[ThreadPull] = field(default_factory=deque)
+    active: ThreadPull | None = None
+    operation: Any = None
+    """NIXL's handle of the active read."""
+
+
+class NixlAgent:
+    """One agent with one registered region. `is_usable` may be called from any thread."""
+
+    def __init__(self, name: str, region: MemoryRegion, host: str) -> None:
+        self.metadata = b""
+        self.num_exports = 0
+        self._name = name
+        self._region = region
+        self._host = host
+        self._agent: Any = None
+        self._registration: Any = None
+        self._own_blocks: Any = None
+        self._peers: dict[str, _Peer] = {}
+        self._num_warm_up_ticks = 0
+
+    def open(self) -> None:
+        """Makes the agent and registers the region. Raises StartupError."""
+        module = installed_nixl()
+        if module is None:
+            raise StartupError("transport nixl: neither nixl-cu13 nor nixl-cu12 is installed")
+        region = self._region
+        for name, value in ucx_defaults(region.memory, self._host).items():
+            os.environ.setdefault(name, value)
+        try:
+            nixl = importlib.import_module(module)
+            config = nixl.nixl_agent_config(enable_prog_thread=False)
+            self._agent = nixl.nixl_agent(self._name, config)
+            whole = [(region.address, region.num_bytes, region.device_id, "")]
+            self._registration = self._agent.register_memory(whole, region.memory)
+            self._own_blocks = self._prepare("", region.address, region.num_blocks, region)
+            self.metadata = self._agent.get_agent_metadata()
+        except Exception as error:
+            raise StartupError(f"transport nixl: {error}") from error
+
+    def close(self) -> None:
+        """Frees everything; no read may be in flight."""
+        self.num_exports = self._num_warm_up_ticks = 0
+        for peer in list(self._peers.values()):
+            self._remove(peer)
+        self._own_blocks.release()
+        self._agent.deregister_memory(self._registration)
+        self._agent = None
+
+    def is_usable(self, name: str) -> bool:
+        peer = self._peers.get(name)
+        return peer is not None and peer.is_usable
+
+    def connect(self, descriptor: kv_transfer_pb2.TransportDescriptor) -> None:
+        """Loads the peer and prepares its blocks. Raises TransferError."""
+        known = self._peers.get(descriptor.agent)
+        if known is not None:
+            if known.is_usable:
+                return
+            if known.active is not None:
+                raise TransferError(f"{known.name}: a read of the last connection has not settled")
+            self._remove(known)
+        check_peer("nixl", self._region, descriptor)
+        try:
+            self._peers[descriptor.agent] = self._load(descriptor)
+        except Exception as error:
+            raise TransferError(f"cannot connect to {descriptor.agent}: {error}") from error
+        self._num_warm_up_ticks = WARM_UP_TICKS
+
+    def disconnect(self, name: str) -> None:
+        """Fails the peer's reads; forgets it once the one in flight has settled."""
+        peer = self._peers.get(name)
+        if peer is None:
+            return
+        peer.is_leaving = True
+        self._give_up(peer, f"{name} was disconnected")
+        if peer.active is None:
+            self._remove(peer)
+        else:
+            peer.active.fail(f"{name} was disconnected")
+
+    def pull(self, pull: ThreadPull) -> None:
+        """Puts a read into its peer's line."""
+        peer = self._peers.get(pull.agent)
+        if peer is None or not peer.is_usable:
+            pull.settle(f"{pull.agent} is not connected")
+            return
+        fault = copies_fault(pull.copies, peer.num_blocks, self._region.num_blocks)
+        if fault is not None or not pull.copies:
+            pull.settle(fault)
+            return
+        peer.waiting.append(pull)
+        self._start_next(peer)
+
+    def abort(self, pull: ThreadPull) -> None:
+        """Settles a read that has not begun; one that has begun settles when it ends.
+
+        Releasing NIXL's handle early would not stop the bytes, only the news of them.
+        """
+        peer = self._peers.get(pull.agent)
+        if peer is not None and pull in peer.waiting:
+            peer.waiting.remove(pull)
+            pull.settle()
+
+    def tick(self) -> float | None:
+        """Moves everything on; returns how soon it must run again, None when it need not."""
+        for peer in list(self._peers.values()):
+            self._poll(peer)
+        is_reading = any(peer.active is not None for peer in self._peers.values())
+        if self.num_exports > 0 or self._num_warm_up_ticks > 0:
+            self._num_warm_up_ticks = max(0, self._num_warm_up_ticks - 1)
+            self._agent.get_new_notifs()
+            return READ_TICK_S if is_reading else EXPORT_TICK_S
+        return READ_TICK_S if is_reading else None
+
+    def _prepare(self, agent: str, address: int, num_blocks: int, pool: Any) -> Any:
+        """A prepared list with one descriptor a block: (address, bytes, device, stride, count)."""
+        num_bytes = self._region.block_bytes
+        strided = [[address, num_bytes, pool.device_id, num_bytes, num_blocks]]
+        return self._agent.prep_xfer_dlist(agent, np.array(strided, np.uint64), pool.memory)
+
+    def _load(self, descriptor: kv_transfer_pb2.TransportDescriptor) -> _Peer:
+        name = self._agent.add_remote_agent(descriptor.metadata).decode()
+        if name != descriptor.agent:
+            if name not in self._peers:
+                self._agent.remove_remote_agent(name)
+            raise TransferError(f"its metadata belong to {name}")
+        try:
+            blocks = self._prepare(name, descriptor.base_address, descriptor.num_blocks, descriptor)
+        except Exception:
+            self._agent.remove_remote_agent(name)
+            raise
+        return _Peer(name, descriptor.num_blocks, blocks)
+
+    def _start_next(self, peer: _Peer) -> None:
+        while peer.active is None and peer.waiting:
+            peer.active = peer.waiting.popleft()
+            sources = [copy.source for copy in peer.active.copies]
+            destinations = [copy.destination for copy in peer.active.copies]
+            try:
+                peer.operation = self._agent.make_prepped_xfer(
+                    "READ", self._own_blocks, destinations, peer.blocks, sources
+                )
+                state = self._agent.transfer(peer.operation)
+            except Exception as error:
+                self._finish(peer, str(error))
+                return
+            self._note(peer, state)
+
+    def _poll(self, peer: _Peer) -> None:
+        if peer.active is None:
+            return
+        try:
+            state = self._agent.check_xfer_state(peer.operation)
+        except Exception as error:
+            self._finish(peer, str(error))
+            return
+        self._note(peer, state)
+        self._start_next(peer)
+
+    def _note(self, peer: _Peer, state: str) -> None:
+        if state == "DONE":
+            self._finish(peer, None)
+        elif state == "ERR":
+            self._finish(peer, "the operation failed")
+
+    def _finish(self, peer: _Peer, failure: str | None) -> None:
+        """The active read is over. A failed one leaves the connection unusable."""
+        pull, operation = peer.active, peer.operation
+        assert pull is not None
+        peer.active = peer.operation = None
+        if operation is not None:
+            # A refused release after a failure is NIXL's to repeat: its handle does so itself.
+            with contextlib.suppress(Exception):
+                operation.release()
+        if failure is not None:
+            failure = f"reading from {peer.name}: {failure}"
+            self._give_up(peer, failure)
+        pull.settle(failure)
+        if peer.is_leaving:
+            self._remove(peer)
+
+    def _give_up(self, peer: _Peer, failure: str) -> None:
+        peer.is_usable = False
+        while peer.waiting:
+            peer.waiting.popleft().settle(failure)
+
+    def _remove(self, peer: _Peer) -> None:
+        del self._peers[peer.name]
+        peer.blocks.release()
+        self._agent.remove_remote_agent(peer.name)

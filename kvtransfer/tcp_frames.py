@@ -1,0 +1,86 @@
+"""What both ends of the tcp transport share: frames, and blocks as runs of bytes.
+
+Every fault of the connection or the protocol is an OSError here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from kvtransfer.base import MemoryRegion
+
+M = TypeVar("M", bound=Message)
+
+MAX_FRAME_BYTES = 4 << 20
+"""A read of 800,000 blocks fits; longer frames are refused before they are read."""
+SEGMENT_BYTES = 1 << 20
+"""Most bytes for one system call: larger ones fall out of the cache and take twice as long."""
+ACCEPTED = b"\x00"
+"""The owner's answer to a hello that names it."""
+DEAD_PEER_S = 30
+"""After this long without an answer from the peer's kernel the connection fails."""
+
+
+def region_view(region: MemoryRegion) -> memoryview:
+    """The registered memory as bytes, writable, without a copy."""
+    return memoryview((ctypes.c_ubyte * region.num_bytes).from_address(region.address)).cast("B")
+
+
+def tune(connection: socket.socket) -> None:
+    """No delay for requests; notices a dead machine. Buffer sizes stay with the kernel's
+    autotuning, which a fixed size would turn off."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_PEER_S // 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, DEAD_PEER_S // 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+
+
+def runs(block_ids: Sequence[int], block_bytes: int) -> Iterator[tuple[int, int]]:
+    """(offset, bytes) of each longest run of consecutive ids, cut at SEGMENT_BYTES."""
+    start = 0
+    for end in range(1, len(block_ids) + 1):
+        if end < len(block_ids) and block_ids[end] == block_ids[end - 1] + 1:
+            continue
+        first = block_ids[start] * block_bytes
+        last = first + (end - start) * block_bytes
+        for offset in range(first, last, SEGMENT_BYTES):
+            yield offset, min(SEGMENT_BYTES, last - offset)
+        start = end
+
+
+def send_frame(connection: socket.socket, message: Message) -> None:
+    payload = message.SerializeToString()
+    connection.sendall(len(payload).to_bytes(4, "big") + payload)
+
+
+def receive_frame(connection: socket.socket, kind: type[M]) -> M | None:
+    """The next message; None when the peer closed between two frames."""
+    header = bytearray(4)
+    num_bytes = connection.recv_into(header)
+    if num_bytes == 0:
+        return None
+    receive_into(connection, memoryview(header)[num_bytes:])
+    length = int.from_bytes(header, "big")
+    if length > MAX_FRAME_BYTES:
+        raise ConnectionError(f"a frame of {length} bytes")
+    payload = bytearray(length)
+    receive_into(connection, memoryview(payload))
+    try:
+        return kind.FromString(bytes(payload))
+    except DecodeError as error:
+        raise ConnectionError(f"not a {kind.__name__}") from error
+
+
+def receive_into(connection: socket.socket, view: memoryview) -> None:
+    """Fills `view`. Raises ConnectionError when the peer closes before."""
+    while view:
+        num_bytes = connection.recv_into(view, len(view), socket.MSG_WAITALL)
+        if num_bytes == 0:
+            raise ConnectionError("the peer closed the connection")
+        view = view[num_bytes:]
