@@ -32,8 +32,6 @@ class ExportState(enum.Enum):
 @dataclass
 class Export:
     key: ExportKey
-    num_blocks: int
-    """Blocks that it will pin; counted from `open` on, so that a bound can be kept."""
     block_ids: list[int] = field(default_factory=list)
     state: ExportState = ExportState.PINNED
     expires_at: float = 0.0
@@ -74,15 +72,14 @@ class ExportTable:
         return len(self._exports)
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks that open exports pin or will pin."""
-        return sum(export.num_blocks for export in self._exports.values())
+    def num_pinned_blocks(self) -> int:
+        """References on blocks that open exports hold."""
+        return sum(len(export.block_ids) for export in self._exports.values())
 
-    def open(self, key: ExportKey, num_blocks: int) -> None:
-        """Begins an export that will pin `num_blocks`. The key must be new."""
+    def open(self, key: ExportKey) -> None:
+        """Begins an export. The key must be new."""
         assert key not in self._exports, f"export {key} opened twice"
-        now = self._clock()
-        self._exports[key] = Export(key, num_blocks, expires_at=now + self._config.pin_s)
+        self._exports[key] = Export(key, expires_at=self._clock() + self._config.pin_s)
 
     def pin(self, key: ExportKey, block_ids: list[int]) -> None:
         """Takes a reference of each block; once per export. Ignored when it has ended."""

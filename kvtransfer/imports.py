@@ -15,7 +15,7 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from core.errors import FailedPrecondition, InvalidArgument
+from core.errors import InvalidArgument, TransferError
 from kvtransfer.base import BlockCopy
 
 ImportKey = tuple[str, int]
@@ -92,19 +92,19 @@ class ImportTable:
         self._imports[key] = entry
         return entry
 
-    def announce(self, key: ImportKey, news: Announcement) -> list[BlockCopy]:
-        """What has to be read now; empty for a repeated announcement.
+    def announce(self, key: ImportKey, news: Announcement) -> list[BlockCopy] | None:
+        """What has to be read now; None for a repeated announcement.
 
-        Raises FailedPrecondition for an unknown, ended or skipped one, and InvalidArgument
+        Raises TransferError for an unknown, ended or skipped one, and InvalidArgument
         for blocks that were not granted; both change nothing.
         """
         entry = self._imports.get(key)
         if entry is None or entry.state is ImportState.ABORTING:
-            raise FailedPrecondition(f"no import is open for {key[0]} attempt {key[1]}")
+            raise TransferError(f"no import is open for {key[0]} attempt {key[1]}")
         if news.sequence < entry.next_sequence:
-            return []
+            return None
         if news.sequence > entry.next_sequence or entry.is_fully_announced:
-            raise FailedPrecondition(
+            raise TransferError(
                 f"announcement {news.sequence} came where {entry.next_sequence} was due"
             )
         start = len(entry.held) + entry.num_announced

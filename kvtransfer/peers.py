@@ -14,7 +14,7 @@ import grpc
 from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, types_pb2, worker_pb2
 from core import fingerprint
 from core.errors import FailedPrecondition, Unavailable, from_exception
-from core.rpc import CHANNEL_OPTIONS
+from core.rpc import open_channel
 from kvtransfer.base import Transport
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -35,8 +35,9 @@ class Peer:
     def __init__(self, address: worker_pb2.WorkerAddress) -> None:
         self.worker_id = address.worker_id
         self.epoch = address.epoch
-        self.channel = grpc.aio.insecure_channel(address.address, options=CHANNEL_OPTIONS)
-        self.stub = kv_transfer_pb2_grpc.KvTransferStub(self.channel)
+        self.channel = open_channel(address.address)
+        self.exports = kv_transfer_pb2_grpc.KvExportStub(self.channel)
+        self.imports = kv_transfer_pb2_grpc.KvImportStub(self.channel)
         self.agent = ""
         """Name in the transport, once connected."""
         self.lock = asyncio.Lock()
@@ -89,7 +90,7 @@ class PeerDirectory:
             transport=self._transport.descriptor(),
         )
         try:
-            reply = await peer.stub.Handshake(request, timeout=HANDSHAKE_TIMEOUT_S)
+            reply = await peer.exports.Handshake(request, timeout=HANDSHAKE_TIMEOUT_S)
         except grpc.RpcError as error:
             raise from_exception(error) from error
         if reply.epoch != peer.epoch:
@@ -97,8 +98,7 @@ class PeerDirectory:
         own = self._transport.descriptor().transport
         if reply.transport.transport != own:
             raise FailedPrecondition(
-                f"KV transports differ: own {own!r}, "
-                f"{peer.worker_id} {reply.transport.transport!r}"
+                f"KV transports differ: own {own!r}, {peer.worker_id} {reply.transport.transport!r}"
             )
         return reply
 
@@ -111,12 +111,10 @@ class PeerDirectory:
     async def _forget(self, peer: Peer) -> None:
         if peer.agent:
             await self._transport.disconnect(peer.agent)
-        await peer.channel.close()
+        await peer.channel.close(None)
 
 
-def check_fingerprint(
-    own: Identity, peer_id: str, peer_fingerprint: types_pb2.Fingerprint
-) -> None:
+def check_fingerprint(own: Identity, peer_id: str, peer_fingerprint: types_pb2.Fingerprint) -> None:
     """Raises FailedPrecondition naming both values of every field that differs."""
     differences = fingerprint.mismatches(own.fingerprint, peer_fingerprint)
     if differences:

@@ -1,0 +1,1 @@
+"""The prefill worker: queues prompts, computes their KV in chunks, hands it to decode."""

@@ -25,8 +25,9 @@ if _version_not_supported:
     )
 
 
-class KvTransferStub:
-    """Missing associated documentation comment in .proto file."""
+class KvExportStub:
+    """Hosted by workers whose blocks others read (prefill).
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -35,65 +36,29 @@ class KvTransferStub:
             channel: A grpc.Channel.
         """
         self.Handshake = channel.unary_unary(
-                '/baton.v1.KvTransfer/Handshake',
+                '/baton.v1.KvExport/Handshake',
                 request_serializer=baton_dot_v1_dot_kv__transfer__pb2.HandshakeRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.HandshakeReply.FromString,
                 _registered_method=True)
-        self.Grant = channel.unary_unary(
-                '/baton.v1.KvTransfer/Grant',
-                request_serializer=baton_dot_v1_dot_kv__transfer__pb2.GrantRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.GrantReply.FromString,
-                _registered_method=True)
-        self.Announce = channel.unary_unary(
-                '/baton.v1.KvTransfer/Announce',
-                request_serializer=baton_dot_v1_dot_kv__transfer__pb2.AnnounceRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.AnnounceReply.FromString,
-                _registered_method=True)
-        self.Revoke = channel.unary_unary(
-                '/baton.v1.KvTransfer/Revoke',
-                request_serializer=baton_dot_v1_dot_kv__transfer__pb2.RevokeRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.RevokeReply.FromString,
-                _registered_method=True)
         self.Release = channel.unary_unary(
-                '/baton.v1.KvTransfer/Release',
+                '/baton.v1.KvExport/Release',
                 request_serializer=baton_dot_v1_dot_kv__transfer__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.ReleaseReply.FromString,
                 _registered_method=True)
         self.Renew = channel.unary_unary(
-                '/baton.v1.KvTransfer/Renew',
+                '/baton.v1.KvExport/Renew',
                 request_serializer=baton_dot_v1_dot_kv__transfer__pb2.RenewRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.RenewReply.FromString,
                 _registered_method=True)
 
 
-class KvTransferServicer:
-    """Missing associated documentation comment in .proto file."""
+class KvExportServicer:
+    """Hosted by workers whose blocks others read (prefill).
+    """
 
     def Handshake(self, request, context):
-        """Either side, once per pair of epochs: compares fingerprints and exchanges what
-        the transport needs.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Grant(self, request, context):
-        """P -> D: asks for room for one request. Answers when D has it; the caller's
-        deadline or cancellation withdraws the question.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Announce(self, request, context):
-        """P -> D: blocks that will not change any more, in order.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Revoke(self, request, context):
-        """P -> D: nothing more will come.
+        """D -> P, once per pair of epochs: compares fingerprints and exchanges what the
+        transport needs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,27 +80,12 @@ class KvTransferServicer:
         raise NotImplementedError('Method not implemented!')
 
 
-def add_KvTransferServicer_to_server(servicer, server):
+def add_KvExportServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Handshake': grpc.unary_unary_rpc_method_handler(
                     servicer.Handshake,
                     request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.HandshakeRequest.FromString,
                     response_serializer=baton_dot_v1_dot_kv__transfer__pb2.HandshakeReply.SerializeToString,
-            ),
-            'Grant': grpc.unary_unary_rpc_method_handler(
-                    servicer.Grant,
-                    request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.GrantRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_kv__transfer__pb2.GrantReply.SerializeToString,
-            ),
-            'Announce': grpc.unary_unary_rpc_method_handler(
-                    servicer.Announce,
-                    request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.AnnounceRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_kv__transfer__pb2.AnnounceReply.SerializeToString,
-            ),
-            'Revoke': grpc.unary_unary_rpc_method_handler(
-                    servicer.Revoke,
-                    request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.RevokeRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_kv__transfer__pb2.RevokeReply.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -149,14 +99,15 @@ def add_KvTransferServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'baton.v1.KvTransfer', rpc_method_handlers)
+            'baton.v1.KvExport', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('baton.v1.KvTransfer', rpc_method_handlers)
+    server.add_registered_method_handlers('baton.v1.KvExport', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class KvTransfer:
-    """Missing associated documentation comment in .proto file."""
+class KvExport:
+    """Hosted by workers whose blocks others read (prefill).
+    """
 
     @staticmethod
     def Handshake(request,
@@ -172,90 +123,9 @@ class KvTransfer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/baton.v1.KvTransfer/Handshake',
+            '/baton.v1.KvExport/Handshake',
             baton_dot_v1_dot_kv__transfer__pb2.HandshakeRequest.SerializeToString,
             baton_dot_v1_dot_kv__transfer__pb2.HandshakeReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Grant(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.v1.KvTransfer/Grant',
-            baton_dot_v1_dot_kv__transfer__pb2.GrantRequest.SerializeToString,
-            baton_dot_v1_dot_kv__transfer__pb2.GrantReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Announce(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.v1.KvTransfer/Announce',
-            baton_dot_v1_dot_kv__transfer__pb2.AnnounceRequest.SerializeToString,
-            baton_dot_v1_dot_kv__transfer__pb2.AnnounceReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Revoke(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.v1.KvTransfer/Revoke',
-            baton_dot_v1_dot_kv__transfer__pb2.RevokeRequest.SerializeToString,
-            baton_dot_v1_dot_kv__transfer__pb2.RevokeReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -280,7 +150,7 @@ class KvTransfer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/baton.v1.KvTransfer/Release',
+            '/baton.v1.KvExport/Release',
             baton_dot_v1_dot_kv__transfer__pb2.ReleaseRequest.SerializeToString,
             baton_dot_v1_dot_kv__transfer__pb2.ReleaseReply.FromString,
             options,
@@ -307,9 +177,174 @@ class KvTransfer:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/baton.v1.KvTransfer/Renew',
+            '/baton.v1.KvExport/Renew',
             baton_dot_v1_dot_kv__transfer__pb2.RenewRequest.SerializeToString,
             baton_dot_v1_dot_kv__transfer__pb2.RenewReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class KvImportStub:
+    """Hosted by workers that read others' blocks (decode).
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Grant = channel.unary_unary(
+                '/baton.v1.KvImport/Grant',
+                request_serializer=baton_dot_v1_dot_kv__transfer__pb2.GrantRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.GrantReply.FromString,
+                _registered_method=True)
+        self.Announce = channel.unary_unary(
+                '/baton.v1.KvImport/Announce',
+                request_serializer=baton_dot_v1_dot_kv__transfer__pb2.AnnounceRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.AnnounceReply.FromString,
+                _registered_method=True)
+        self.Revoke = channel.unary_unary(
+                '/baton.v1.KvImport/Revoke',
+                request_serializer=baton_dot_v1_dot_kv__transfer__pb2.RevokeRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.RevokeReply.FromString,
+                _registered_method=True)
+
+
+class KvImportServicer:
+    """Hosted by workers that read others' blocks (decode).
+    """
+
+    def Grant(self, request, context):
+        """P -> D: asks for room for one request. Answers when D has it; the caller's
+        deadline or cancellation withdraws the question.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Announce(self, request, context):
+        """P -> D: blocks that will not change any more, in order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Revoke(self, request, context):
+        """P -> D: nothing more will come.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_KvImportServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Grant': grpc.unary_unary_rpc_method_handler(
+                    servicer.Grant,
+                    request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.GrantRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_kv__transfer__pb2.GrantReply.SerializeToString,
+            ),
+            'Announce': grpc.unary_unary_rpc_method_handler(
+                    servicer.Announce,
+                    request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.AnnounceRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_kv__transfer__pb2.AnnounceReply.SerializeToString,
+            ),
+            'Revoke': grpc.unary_unary_rpc_method_handler(
+                    servicer.Revoke,
+                    request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.RevokeRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_kv__transfer__pb2.RevokeReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.KvImport', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.KvImport', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class KvImport:
+    """Hosted by workers that read others' blocks (decode).
+    """
+
+    @staticmethod
+    def Grant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KvImport/Grant',
+            baton_dot_v1_dot_kv__transfer__pb2.GrantRequest.SerializeToString,
+            baton_dot_v1_dot_kv__transfer__pb2.GrantReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Announce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KvImport/Announce',
+            baton_dot_v1_dot_kv__transfer__pb2.AnnounceRequest.SerializeToString,
+            baton_dot_v1_dot_kv__transfer__pb2.AnnounceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Revoke(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KvImport/Revoke',
+            baton_dot_v1_dot_kv__transfer__pb2.RevokeRequest.SerializeToString,
+            baton_dot_v1_dot_kv__transfer__pb2.RevokeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,23 +29,17 @@ class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ig
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
-class KvTransferStub:
+class KvExportStub:
+    """Hosted by workers whose blocks others read (prefill)."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> KvTransferAsyncStub: ...
+    def __new__(cls, channel: _aio.Channel) -> KvExportAsyncStub: ...
     Handshake: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.HandshakeRequest, _kv_transfer_pb2.HandshakeReply]
-    """Either side, once per pair of epochs: compares fingerprints and exchanges what
-    the transport needs.
+    """D -> P, once per pair of epochs: compares fingerprints and exchanges what the
+    transport needs.
     """
-    Grant: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.GrantRequest, _kv_transfer_pb2.GrantReply]
-    """P -> D: asks for room for one request. Answers when D has it; the caller's
-    deadline or cancellation withdraws the question.
-    """
-    Announce: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.AnnounceRequest, _kv_transfer_pb2.AnnounceReply]
-    """P -> D: blocks that will not change any more, in order."""
-    Revoke: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.RevokeRequest, _kv_transfer_pb2.RevokeReply]
-    """P -> D: nothing more will come."""
     Release: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.ReleaseRequest, _kv_transfer_pb2.ReleaseReply]
     """D -> P: everything is read (or given up). The answer says whether the lease
     held until now; if it did not, what was read must not be used.
@@ -54,12 +48,75 @@ class KvTransferStub:
     """D -> P: D still waits for its reads."""
 
 @_typing.type_check_only
-class KvTransferAsyncStub(KvTransferStub):
+class KvExportAsyncStub(KvExportStub):
+    """Hosted by workers whose blocks others read (prefill)."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Handshake: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.HandshakeRequest, _kv_transfer_pb2.HandshakeReply]  # type: ignore[assignment]
-    """Either side, once per pair of epochs: compares fingerprints and exchanges what
-    the transport needs.
+    """D -> P, once per pair of epochs: compares fingerprints and exchanges what the
+    transport needs.
     """
+    Release: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.ReleaseRequest, _kv_transfer_pb2.ReleaseReply]  # type: ignore[assignment]
+    """D -> P: everything is read (or given up). The answer says whether the lease
+    held until now; if it did not, what was read must not be used.
+    """
+    Renew: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.RenewRequest, _kv_transfer_pb2.RenewReply]  # type: ignore[assignment]
+    """D -> P: D still waits for its reads."""
+
+class KvExportServicer(metaclass=_abc_1.ABCMeta):
+    """Hosted by workers whose blocks others read (prefill)."""
+
+    @_abc_1.abstractmethod
+    def Handshake(
+        self,
+        request: _kv_transfer_pb2.HandshakeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_transfer_pb2.HandshakeReply, _abc.Awaitable[_kv_transfer_pb2.HandshakeReply]]:
+        """D -> P, once per pair of epochs: compares fingerprints and exchanges what the
+        transport needs.
+        """
+
+    @_abc_1.abstractmethod
+    def Release(
+        self,
+        request: _kv_transfer_pb2.ReleaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_transfer_pb2.ReleaseReply, _abc.Awaitable[_kv_transfer_pb2.ReleaseReply]]:
+        """D -> P: everything is read (or given up). The answer says whether the lease
+        held until now; if it did not, what was read must not be used.
+        """
+
+    @_abc_1.abstractmethod
+    def Renew(
+        self,
+        request: _kv_transfer_pb2.RenewRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_transfer_pb2.RenewReply, _abc.Awaitable[_kv_transfer_pb2.RenewReply]]:
+        """D -> P: D still waits for its reads."""
+
+def add_KvExportServicer_to_server(servicer: KvExportServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class KvImportStub:
+    """Hosted by workers that read others' blocks (decode)."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> KvImportAsyncStub: ...
+    Grant: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.GrantRequest, _kv_transfer_pb2.GrantReply]
+    """P -> D: asks for room for one request. Answers when D has it; the caller's
+    deadline or cancellation withdraws the question.
+    """
+    Announce: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.AnnounceRequest, _kv_transfer_pb2.AnnounceReply]
+    """P -> D: blocks that will not change any more, in order."""
+    Revoke: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.RevokeRequest, _kv_transfer_pb2.RevokeReply]
+    """P -> D: nothing more will come."""
+
+@_typing.type_check_only
+class KvImportAsyncStub(KvImportStub):
+    """Hosted by workers that read others' blocks (decode)."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
     Grant: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.GrantRequest, _kv_transfer_pb2.GrantReply]  # type: ignore[assignment]
     """P -> D: asks for room for one request. Answers when D has it; the caller's
     deadline or cancellation withdraws the question.
@@ -68,23 +125,9 @@ class KvTransferAsyncStub(KvTransferStub):
     """P -> D: blocks that will not change any more, in order."""
     Revoke: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.RevokeRequest, _kv_transfer_pb2.RevokeReply]  # type: ignore[assignment]
     """P -> D: nothing more will come."""
-    Release: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.ReleaseRequest, _kv_transfer_pb2.ReleaseReply]  # type: ignore[assignment]
-    """D -> P: everything is read (or given up). The answer says whether the lease
-    held until now; if it did not, what was read must not be used.
-    """
-    Renew: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.RenewRequest, _kv_transfer_pb2.RenewReply]  # type: ignore[assignment]
-    """D -> P: D still waits for its reads."""
 
-class KvTransferServicer(metaclass=_abc_1.ABCMeta):
-    @_abc_1.abstractmethod
-    def Handshake(
-        self,
-        request: _kv_transfer_pb2.HandshakeRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_kv_transfer_pb2.HandshakeReply, _abc.Awaitable[_kv_transfer_pb2.HandshakeReply]]:
-        """Either side, once per pair of epochs: compares fingerprints and exchanges what
-        the transport needs.
-        """
+class KvImportServicer(metaclass=_abc_1.ABCMeta):
+    """Hosted by workers that read others' blocks (decode)."""
 
     @_abc_1.abstractmethod
     def Grant(
@@ -112,22 +155,4 @@ class KvTransferServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_kv_transfer_pb2.RevokeReply, _abc.Awaitable[_kv_transfer_pb2.RevokeReply]]:
         """P -> D: nothing more will come."""
 
-    @_abc_1.abstractmethod
-    def Release(
-        self,
-        request: _kv_transfer_pb2.ReleaseRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_kv_transfer_pb2.ReleaseReply, _abc.Awaitable[_kv_transfer_pb2.ReleaseReply]]:
-        """D -> P: everything is read (or given up). The answer says whether the lease
-        held until now; if it did not, what was read must not be used.
-        """
-
-    @_abc_1.abstractmethod
-    def Renew(
-        self,
-        request: _kv_transfer_pb2.RenewRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_kv_transfer_pb2.RenewReply, _abc.Awaitable[_kv_transfer_pb2.RenewReply]]:
-        """D -> P: D still waits for its reads."""
-
-def add_KvTransferServicer_to_server(servicer: KvTransferServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_KvImportServicer_to_server(servicer: KvImportServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,40 @@
+"""Background tasks that are neither lost nor silent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class TaskSet:
+    """Keeps a reference to each task until it ends, and logs what went wrong in it."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Runs `coroutine` in the background."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("background task failed", exc_info=error)
+
+    async def cancel(self, grace_s: float) -> None:
+        """Cancels every task; what they start while they end has `grace_s` before the same."""
+        for task in list(self._tasks):
+            task.cancel()
+        deadline = asyncio.get_running_loop().time() + grace_s
+        while self._tasks:
+            left_s = deadline - asyncio.get_running_loop().time()
+            _, pending = await asyncio.wait(set(self._tasks), timeout=max(0.0, left_s))
+            for task in pending:
+                task.cancel()

@@ -1,0 +1,81 @@
+"""Blocks for requests that come from prefill: first come, first served.
+
+A request gets what its known tokens need, less what the prefix cache holds. Some blocks stay
+free for the sequences that are running (the watermark), and while a preempted sequence waits
+for its blocks nothing new is let in: its turn comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from engine.block_pool import BlockPool
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence, SequenceKey
+from kvtransfer.imports import ImportTable
+
+
+class Room:
+    """The line of requests that wait for blocks."""
+
+    def __init__(self, pool: BlockPool, scheduler: Scheduler, imports: ImportTable) -> None:
+        self._pool = pool
+        self._scheduler = scheduler
+        self._imports = imports
+        self._waiting: dict[SequenceKey, tuple[Sequence, asyncio.Future[None]]] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    async def take(self, sequence: Sequence, hashes: Callable[[], list[bytes]]) -> None:
+        """Waits until the sequence has an import in the table, which then owns its blocks.
+
+        Several callers may wait for one sequence. Raises CancelledError after `withdraw`.
+        """
+        if self._imports.get(sequence.key) is not None:
+            return
+        entry = self._waiting.get(sequence.key)
+        if entry is None:
+            if not sequence.block_hashes:
+                sequence.block_hashes = hashes()
+            entry = (sequence, asyncio.get_running_loop().create_future())
+            self._waiting[sequence.key] = entry
+            self.update()
+        await asyncio.shield(entry[1])
+
+    def withdraw(self, key: SequenceKey) -> None:
+        """Nobody wants this room any more; nothing for an unknown key."""
+        entry = self._waiting.pop(key, None)
+        if entry is not None:
+            entry[1].cancel()
+            self.update()
+
+    def update(self) -> None:
+        """Grants from the head of the line; called whenever room may have become free."""
+        while self._waiting and self._scheduler.num_preempted == 0:
+            key = next(iter(self._waiting))
+            sequence, future = self._waiting[key]
+            if not self._grant(sequence):
+                return
+            del self._waiting[key]
+            future.set_result(None)
+
+    def _grant(self, sequence: Sequence) -> bool:
+        num_blocks = -(-sequence.num_tokens // self._pool.block_size)
+        held = self._pool.match_prefix(sequence.block_hashes)
+        self._pool.acquire(held)
+        num_fresh = num_blocks - len(held)
+        # One block for its own growth and one for each running sequence's. Without any of
+        # them the whole pool is free, and a request as large as the pool must get in.
+        is_alone = self._scheduler.num_running == 0 and self._imports.num_open == 0
+        watermark = 0 if is_alone else 1 + self._scheduler.num_running
+        fresh = None
+        if num_fresh + watermark <= self._pool.num_available:
+            fresh = self._pool.allocate(num_fresh)
+        if fresh is None:
+            self._pool.release(held)
+            return False
+        self._imports.grant(sequence.key, held, fresh)
+        return True

@@ -1,0 +1,302 @@
+"""One request's way through a decode worker.
+
+    dispatch → grant (room) → pull what prefill announces → release → commit → decode
+
+Until the commit the import owns the blocks, after it the sequence. The request's task is the
+owner of both: its `finally` frees them on every path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from baton.v1 import (
+    kv_transfer_pb2,
+    kv_transfer_pb2_grpc,
+    types_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from core.errors import TransferError, Unavailable
+from core.hashing import block_hashes
+from core.logs import event
+from decode_svc.room import Room
+from engine.batch import SequenceUpdate, StepBatch
+from engine.sequence import Sequence
+from kvtransfer.base import BlockCopy, Pull
+from kvtransfer.imports import Announcement, ImportKey, ImportTable, PoolActions
+from kvtransfer.peers import Peer
+from kvtransfer.service import ImportService
+from worker.convert import sequence_from_dispatch, token_output
+from worker.host import RoleService, WorkerHost
+from worker.requests import RequestKey, RequestTable
+
+logger = logging.getLogger(__name__)
+
+CONTROL_TIMEOUT_S = 10.0
+"""For short messages to prefill."""
+
+
+@dataclass(frozen=True)
+class _News:
+    """One announcement: what to read, and the message itself."""
+
+    copies: list[BlockCopy]
+    message: kv_transfer_pb2.AnnounceRequest
+
+
+@dataclass(eq=False)
+class _Request:
+    """State of one request."""
+
+    dispatch: worker_pb2.Dispatch
+    peer: Peer
+    sequence: Sequence
+    news: asyncio.Queue[_News] = field(default_factory=asyncio.Queue)
+    ended: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Set when the sequence has finished, or to the error that ended it."""
+    num_pulled: int = 0
+    is_released: bool = False
+
+    @property
+    def key(self) -> RequestKey:
+        return self.sequence.key
+
+
+class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
+    """Policy of a decode worker; the engine and the import table are its mechanism."""
+
+    role = types_pb2.ROLE_DECODE
+    grpc_services = ("baton.v1.Decode", "baton.v1.KvImport")
+
+    def __init__(self, host: WorkerHost) -> None:
+        self._host = host
+        pool = host.engine.pool
+        actions = PoolActions(pool.release, pool.quarantine, pool.settle)
+        self._imports = ImportTable(host.settings.import_timeout_s, host.clock, actions)
+        self._room = Room(pool, host.engine.scheduler, self._imports)
+        self._requests: RequestTable[_Request] = RequestTable(host.hub, host.tasks, host.clock)
+
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        worker_pb2_grpc.add_DecodeServicer_to_server(self, server)
+        kv_transfer_pb2_grpc.add_KvImportServicer_to_server(ImportService(self), server)
+
+    async def Decode(
+        self, request: worker_pb2.DecodeRequest, context: Any
+    ) -> worker_pb2.DispatchReply:
+        """Takes one request in; refuses at once what could not be served."""
+        dispatch = request.dispatch
+        self._host.hub.require(dispatch.router_id)
+        sequence = sequence_from_dispatch(
+            dispatch, self._host.identity.fingerprint, self._host.engine.max_model_len
+        )
+        peer = await self._host.peers.connected(request.prefill)
+        self._requests.start(dispatch, _Request(dispatch, peer, sequence), self._serve)
+        return worker_pb2.DispatchReply()
+
+    async def _serve(self, request: _Request) -> None:
+        try:
+            await self._receive(request)
+            await request.ended
+        finally:
+            self._free(request)
+
+    def _free(self, request: _Request) -> None:
+        request.ended.cancel()
+        self._room.withdraw(request.key)
+        self._imports.abort(request.key)
+        self._host.loop.abort(request.key)
+        if not request.is_released:
+            self._host.tasks.start(self._give_up_export(request))
+        self.on_room()
+
+    async def _give_up_export(self, request: _Request) -> None:
+        try:
+            await self._release(request)
+        except grpc.RpcError as failure:
+            # Prefill's lease frees the blocks in its own time.
+            event(logger, logging.DEBUG, "release_failed", error=failure.code())
+
+    async def _receive(self, request: _Request) -> None:
+        """Reads what prefill announces until the sequence can run here."""
+        async with self._renewing(request):
+            while True:
+                news = await request.news.get()
+                if news.copies:
+                    await self._pull(request, news.copies)
+                if news.message.is_last:
+                    break
+            if not await self._release(request):
+                raise TransferError("the lease of the exported blocks was over before the read")
+        self._commit(request, news.message)
+
+    async def _pull(self, request: _Request, copies: list[BlockCopy]) -> None:
+        self._imports.begin_read(request.key)
+        pull = self._host.transport.pull(request.peer.agent, copies)
+        try:
+            await pull.done()
+        except BaseException:
+            pull.abort()
+            self._imports.abort(request.key)
+            self._host.tasks.start(self._settle(request.key, pull))
+            raise
+        self._imports.end_read(request.key)
+        request.num_pulled += len(copies)
+
+    async def _settle(self, key: ImportKey, pull: Pull) -> None:
+        """Frees quarantined blocks once nothing can land in them."""
+        await pull.settled()
+        self._imports.end_read(key)
+        self.on_room()
+
+    async def _release(self, request: _Request) -> bool:
+        message = kv_transfer_pb2.ReleaseRequest(request_id=request.key[0], attempt=request.key[1])
+        reply: kv_transfer_pb2.ReleaseReply = await request.peer.exports.Release(
+            message, timeout=CONTROL_TIMEOUT_S
+        )
+        request.is_released = True
+        return reply.lease_held
+
+    @asynccontextmanager
+    async def _renewing(self, request: _Request) -> AsyncIterator[None]:
+        """Keeps prefill's lease alive meanwhile."""
+        task = self._host.tasks.start(self._renew(request))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _renew(self, request: _Request) -> None:
+        message = kv_transfer_pb2.RenewRequest(request_id=request.key[0], attempt=request.key[1])
+        while True:
+            await asyncio.sleep(self._host.settings.lease_s / 3)
+            try:
+                await request.peer.exports.Renew(message, timeout=CONTROL_TIMEOUT_S)
+            except grpc.RpcError as failure:
+                # Whether the lease held is what the release answers.
+                event(logger, logging.DEBUG, "renew_failed", error=failure.code())
+
+    def _commit(self, request: _Request, news: kv_transfer_pb2.AnnounceRequest) -> None:
+        """The KV is here and right: from now on the sequence owns the blocks."""
+        sequence = request.sequence
+        sequence.num_computed_tokens = sequence.num_tokens
+        sequence.output_token_ids.append(news.first_token_id)
+        sequence.block_table = self._imports.commit(request.key)
+        self._host.loop.add_computed(sequence)
+        output = worker_pb2.SequenceOutput(
+            request_id=request.key[0],
+            attempt=request.key[1],
+            output_index=sequence.num_prior_outputs,
+            token_ids=[news.first_token_id],
+            transferred_blocks=request.num_pulled,
+        )
+        if news.HasField("first_logprobs"):
+            output.logprobs.append(news.first_logprobs)
+        self._host.hub.publish(request.dispatch.router_id, output)
+
+    # ImportPolicy: what prefill says
+
+    async def grant(self, key: ImportKey, prefill_epoch: int) -> int:
+        request = self._require(key)
+        if request.peer.epoch != prefill_epoch:
+            raise Unavailable(f"{request.peer.worker_id} is not the life this was sent to")
+        try:
+            await self._room.take(request.sequence, lambda: self._hashes(request.sequence))
+        except asyncio.CancelledError:
+            if self._requests.get(key) is request:
+                raise
+            raise TransferError("the request ended while it waited for room") from None
+        entry = self._imports.get(key)
+        if entry is None:
+            raise TransferError("the request ended while it waited for room")
+        return len(entry.held)
+
+    def announce(self, request: kv_transfer_pb2.AnnounceRequest) -> None:
+        key = (request.request_id, request.attempt)
+        state = self._require(key)
+        news = Announcement(
+            request.sequence, request.first_block, request.block_ids, request.is_last
+        )
+        copies = self._imports.announce(key, news)
+        if copies is not None:
+            state.news.put_nowait(_News(copies, request))
+
+    def revoke(self, key: ImportKey, error: types_pb2.ErrorDetail | None) -> None:
+        request = self._requests.get(key)
+        if request is None:
+            return
+        if error is not None:
+            event(logger, logging.INFO, "prefill_gave_up", request_id=key[0], code=error.code)
+        # The router hears of a failure from prefill itself.
+        request.is_released = True
+        self._requests.abort(key)
+
+    def _require(self, key: ImportKey) -> _Request:
+        request = self._requests.get(key)
+        if request is None:
+            raise TransferError(f"{key[0]} attempt {key[1]} is not known here")
+        return request
+
+    def _hashes(self, sequence: Sequence) -> list[bytes]:
+        size = self._host.engine.pool.block_size
+        return block_hashes(sequence.token_slice(0, sequence.num_tokens), size, sequence.scope)
+
+    # StepObserver: on the event loop, between steps
+
+    def on_scheduled(self, batch: StepBatch) -> None:
+        """Nothing to do: blocks belong to their sequences."""
+
+    def on_updates(self, updates: list[SequenceUpdate]) -> None:
+        """Sends every new token; all of a step travel in one message per router."""
+        for update in updates:
+            request = self._requests.get(update.sequence.key)
+            if request is None or update.token is None:
+                continue
+            output = token_output(
+                update.sequence, update.token, update.output_index, update.finish_reason
+            )
+            self._host.hub.publish(request.dispatch.router_id, output)
+            if update.finish_reason is not None and not request.ended.done():
+                request.ended.set_result(None)
+
+    def on_failed(self, sequence: Sequence, error: Exception) -> None:
+        request = self._requests.get(sequence.key)
+        if request is not None and not request.ended.done():
+            request.ended.set_exception(error)
+
+    # RoleService
+
+    def abort(self, key: RequestKey) -> bool:
+        return self._requests.abort(key)
+
+    def abort_router(self, router_id: str) -> None:
+        self._requests.abort_router(router_id)
+
+    def on_room(self) -> None:
+        self._room.update()
+        self._host.loop.wake()
+
+    def reap(self) -> None:
+        for key in self._imports.expired():
+            event(logger, logging.WARNING, "import_expired", request_id=key[0])
+            self._requests.fail(key, Unavailable("nothing was heard from prefill in time"))
+        self._requests.forget_old()
+        self.on_room()
+
+    def load(self) -> types_pb2.Load:
+        scheduler = self._host.engine.scheduler
+        return types_pb2.Load(
+            queue_depth=self._room.num_waiting + scheduler.num_waiting,
+            queued_tokens=scheduler.num_queued_tokens,
+            running=scheduler.num_running,
+            imports=self._imports.num_open,
+        )

@@ -1,0 +1,98 @@
+"""The gRPC services of the hand-off, one per side.
+
+Translates messages into calls on the export table (prefill) or on the decode service, which
+decides about room. Everything runs on the worker's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, types_pb2
+from kvtransfer.base import Transport
+from kvtransfer.exports import ExportKey, ExportTable
+from kvtransfer.imports import ImportKey
+from kvtransfer.peers import Identity, check_fingerprint
+
+
+class ExportService(kv_transfer_pb2_grpc.KvExportServicer):
+    """Prefill's side: decode connects, and releases and renews what it reads."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        transport: Transport,
+        exports: ExportTable,
+        on_released: Callable[[ExportKey, bool], None],
+    ) -> None:
+        self._identity = identity
+        self._transport = transport
+        self._exports = exports
+        self._on_released = on_released
+
+    async def Handshake(
+        self, request: kv_transfer_pb2.HandshakeRequest, context: Any
+    ) -> kv_transfer_pb2.HandshakeReply:
+        """Refuses a peer whose fingerprint differs, with both values named."""
+        check_fingerprint(self._identity, request.worker_id, request.fingerprint)
+        return kv_transfer_pb2.HandshakeReply(
+            worker_id=self._identity.worker_id,
+            epoch=self._identity.epoch,
+            fingerprint=self._identity.fingerprint,
+            transport=self._transport.descriptor(),
+        )
+
+    async def Release(
+        self, request: kv_transfer_pb2.ReleaseRequest, context: Any
+    ) -> kv_transfer_pb2.ReleaseReply:
+        key = (request.request_id, request.attempt)
+        held = self._exports.release(key)
+        self._on_released(key, held)
+        return kv_transfer_pb2.ReleaseReply(lease_held=held)
+
+    async def Renew(
+        self, request: kv_transfer_pb2.RenewRequest, context: Any
+    ) -> kv_transfer_pb2.RenewReply:
+        held = self._exports.renew((request.request_id, request.attempt))
+        return kv_transfer_pb2.RenewReply(lease_held=held)
+
+
+class ImportPolicy(Protocol):
+    """What the decode service decides."""
+
+    async def grant(self, key: ImportKey, prefill_epoch: int) -> int:
+        """Waits for room; the number of leading blocks that decode holds already."""
+
+    def announce(self, request: kv_transfer_pb2.AnnounceRequest) -> None:
+        """Starts reading what was announced."""
+
+    def revoke(self, key: ImportKey, error: types_pb2.ErrorDetail | None) -> None:
+        """Prefill gives the hand-off up."""
+
+
+class ImportService(kv_transfer_pb2_grpc.KvImportServicer):
+    """Decode's side: prefill asks for room and announces blocks."""
+
+    def __init__(self, policy: ImportPolicy) -> None:
+        self._policy = policy
+
+    async def Grant(
+        self, request: kv_transfer_pb2.GrantRequest, context: Any
+    ) -> kv_transfer_pb2.GrantReply:
+        key = (request.request_id, request.attempt)
+        held = await self._policy.grant(key, request.prefill_epoch)
+        return kv_transfer_pb2.GrantReply(num_held_blocks=held)
+
+    async def Announce(
+        self, request: kv_transfer_pb2.AnnounceRequest, context: Any
+    ) -> kv_transfer_pb2.AnnounceReply:
+        self._policy.announce(request)
+        return kv_transfer_pb2.AnnounceReply()
+
+    async def Revoke(
+        self, request: kv_transfer_pb2.RevokeRequest, context: Any
+    ) -> kv_transfer_pb2.RevokeReply:
+        error = request.error if request.HasField("error") else None
+        self._policy.revoke((request.request_id, request.attempt), error)
+        return kv_transfer_pb2.RevokeReply()

@@ -1,0 +1,285 @@
+"""One prompt's way through a prefill worker.
+
+    gate → grant from decode → engine → announce blocks as they become final → lease
+
+The first token goes to the router at once. The blocks stay pinned by the export until decode
+has released it or its lease is over; the request's task ends with the last announcement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from baton.v1 import (
+    kv_transfer_pb2,
+    kv_transfer_pb2_grpc,
+    types_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from core.errors import (
+    InternalError,
+    TransferError,
+    Unavailable,
+    from_exception,
+    to_detail,
+)
+from core.logs import event
+from engine.batch import SampledToken, SequenceUpdate, StepBatch
+from engine.sequence import FinishReason, Sequence
+from kvtransfer.exports import ExportKey, ExportTable
+from kvtransfer.peers import Peer
+from kvtransfer.service import ExportService
+from prefill_svc.gate import Gate, Ticket
+from worker.convert import logprobs_to_proto, sequence_from_dispatch, token_output
+from worker.host import RoleService, WorkerHost
+from worker.requests import RequestKey, RequestTable
+
+logger = logging.getLogger(__name__)
+
+STEPS_AHEAD = 2
+"""Steps' worth of prompts that may hold a grant before they are computed."""
+CONTROL_TIMEOUT_S = 10.0
+"""For short messages to decode."""
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """What a step did for one prompt."""
+
+    num_computed_tokens: int
+    token: SampledToken | None = None
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+
+
+@dataclass(eq=False)
+class _Prompt:
+    """State of one request."""
+
+    dispatch: worker_pb2.Dispatch
+    decode: worker_pb2.WorkerAddress
+    sequence: Sequence
+    ticket: Ticket
+    block_ids: list[int] = field(default_factory=list)
+    progress: asyncio.Queue[_Progress] = field(default_factory=asyncio.Queue)
+    peer: Peer | None = None
+    is_known_to_decode: bool = False
+
+    @property
+    def key(self) -> RequestKey:
+        return self.sequence.key
+
+
+class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
+    """Policy of a prefill worker; the engine and the export table are its mechanism."""
+
+    role = types_pb2.ROLE_PREFILL
+    grpc_services = ("baton.v1.Prefill", "baton.v1.KvExport")
+
+    def __init__(self, host: WorkerHost) -> None:
+        self._host = host
+        pool = host.engine.pool
+        self._exports = ExportTable(
+            host.settings.lease_config(), host.clock, pool.acquire, pool.release
+        )
+        self._gate = Gate(
+            max_tokens_ahead=STEPS_AHEAD * host.settings.max_num_batched_tokens,
+            max_pinned_blocks=int(host.settings.max_export_share * pool.num_blocks),
+            num_pinned=lambda: self._exports.num_pinned_blocks,
+        )
+        self._requests: RequestTable[_Prompt] = RequestTable(host.hub, host.tasks, host.clock)
+
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        worker_pb2_grpc.add_PrefillServicer_to_server(self, server)
+        exports = ExportService(
+            self._host.identity, self._host.transport, self._exports, self._on_released
+        )
+        kv_transfer_pb2_grpc.add_KvExportServicer_to_server(exports, server)
+
+    async def Prefill(
+        self, request: worker_pb2.PrefillRequest, context: Any
+    ) -> worker_pb2.DispatchReply:
+        """Queues one prompt."""
+        dispatch = request.dispatch
+        self._host.hub.require(dispatch.router_id)
+        sequence = sequence_from_dispatch(
+            dispatch, self._host.identity.fingerprint, self._host.engine.max_model_len
+        )
+        num_outputs = len(sequence.output_token_ids)
+        # One token is all that prefill makes; `_finish_reason` knows the request's own limit.
+        sequence.sampling = dataclasses.replace(sequence.sampling, max_tokens=num_outputs + 1)
+        num_blocks = -(-sequence.num_tokens // self._host.engine.pool.block_size)
+        ticket = Ticket(request.decode.worker_id, sequence.num_tokens, num_blocks)
+        prompt = _Prompt(dispatch, request.decode, sequence, ticket)
+        self._requests.start(dispatch, prompt, self._serve)
+        return worker_pb2.DispatchReply()
+
+    async def _serve(self, prompt: _Prompt) -> None:
+        key = prompt.key
+        try:
+            await self._gate.enter(prompt.ticket)
+            num_held = await self._ask_for_grant(prompt)
+            self._exports.open(key)
+            self._host.transport.set_num_exports(self._exports.num_open)
+            self._host.loop.add(prompt.sequence)
+            await self._hand_off(prompt, num_held)
+        except BaseException as error:
+            self._exports.revoke(key)
+            if prompt.is_known_to_decode:
+                self._host.tasks.start(self._revoke_at_decode(prompt, error))
+            raise
+        finally:
+            self._host.loop.abort(key)
+            self._gate.leave(prompt.ticket)
+
+    async def _ask_for_grant(self, prompt: _Prompt) -> int:
+        """Waits until decode has room; the number of leading blocks that it holds."""
+        peer = prompt.peer = await self._host.peers.get(prompt.decode)
+        request = kv_transfer_pb2.GrantRequest(
+            request_id=prompt.key[0],
+            attempt=prompt.key[1],
+            prefill_worker=self._host.identity.worker_id,
+            prefill_epoch=self._host.identity.epoch,
+        )
+        prompt.is_known_to_decode = True
+        reply: kv_transfer_pb2.GrantReply = await peer.imports.Grant(request)
+        return reply.num_held_blocks
+
+    async def _hand_off(self, prompt: _Prompt, num_held: int) -> None:
+        """Announces blocks as they become final, the first token with the last of them."""
+        block_size = self._host.engine.pool.block_size
+        next_block, sequence_number = num_held, 0
+        while True:
+            progress = await prompt.progress.get()
+            if progress.error is not None:
+                raise progress.error
+            if progress.finish_reason is not None:
+                self._exports.revoke(prompt.key)
+                self._host.tasks.start(self._revoke_at_decode(prompt, None))
+                return
+            is_last = progress.token is not None
+            end = len(prompt.block_ids) if is_last else progress.num_computed_tokens // block_size
+            if end <= next_block and not is_last:
+                continue
+            news = kv_transfer_pb2.AnnounceRequest(
+                request_id=prompt.key[0],
+                attempt=prompt.key[1],
+                sequence=sequence_number,
+                first_block=next_block,
+                block_ids=prompt.block_ids[next_block:end],
+                is_last=is_last,
+            )
+            if progress.token is not None:
+                _add_first_token(news, progress.token)
+                if not self._exports.announced(prompt.key):
+                    raise TransferError("decode gave the hand-off up")
+            assert prompt.peer is not None
+            await prompt.peer.imports.Announce(news, timeout=CONTROL_TIMEOUT_S)
+            if is_last:
+                return
+            next_block, sequence_number = end, sequence_number + 1
+
+    async def _revoke_at_decode(self, prompt: _Prompt, error: BaseException | None) -> None:
+        assert prompt.peer is not None
+        request = kv_transfer_pb2.RevokeRequest(request_id=prompt.key[0], attempt=prompt.key[1])
+        if error is not None:
+            request.error.CopyFrom(_reason(error))
+        try:
+            await prompt.peer.imports.Revoke(request, timeout=CONTROL_TIMEOUT_S)
+        except grpc.RpcError as failure:
+            event(logger, logging.DEBUG, "revoke_failed", error=failure.code())
+
+    # StepObserver: on the event loop, between steps
+
+    def on_scheduled(self, batch: StepBatch) -> None:
+        """Pins a prompt's blocks for its export as soon as the scheduler has allocated them."""
+        for item in batch.sequences:
+            prompt = self._requests.get(item.sequence.key)
+            if prompt is not None and not prompt.block_ids:
+                prompt.block_ids = list(item.sequence.block_table)
+                self._exports.pin(prompt.key, prompt.block_ids)
+                self._gate.leave(prompt.ticket)
+
+    def on_updates(self, updates: list[SequenceUpdate]) -> None:
+        """Sends first tokens to routers and wakes the requests' tasks."""
+        for update in updates:
+            prompt = self._requests.get(update.sequence.key)
+            if prompt is None:
+                continue
+            reason = self._finish_reason(prompt, update)
+            if update.token is not None:
+                output = token_output(update.sequence, update.token, update.output_index, reason)
+                output.cached_tokens = update.sequence.num_cached_tokens
+                self._host.hub.publish(prompt.dispatch.router_id, output)
+            computed = update.sequence.num_computed_tokens
+            prompt.progress.put_nowait(_Progress(computed, update.token, reason))
+
+    def on_failed(self, sequence: Sequence, error: Exception) -> None:
+        prompt = self._requests.get(sequence.key)
+        if prompt is not None:
+            prompt.progress.put_nowait(_Progress(0, error=error))
+
+    def _finish_reason(self, prompt: _Prompt, update: SequenceUpdate) -> FinishReason | None:
+        """Whether the first token ends the request by the limits that the client gave."""
+        if update.finish_reason is not FinishReason.LENGTH:
+            return update.finish_reason
+        sequence = update.sequence
+        at_limit = len(sequence.output_token_ids) >= prompt.dispatch.sampling.max_tokens
+        is_full = sequence.num_tokens >= self._host.engine.max_model_len
+        return FinishReason.LENGTH if at_limit or is_full else None
+
+    # RoleService
+
+    def abort(self, key: RequestKey) -> bool:
+        was_announced = self._exports.revoke(key)
+        return self._requests.abort(key) or was_announced
+
+    def abort_router(self, router_id: str) -> None:
+        # Announced exports go on: decode, which the router also left, gives them up.
+        self._requests.abort_router(router_id)
+
+    def _on_released(self, key: ExportKey, lease_held: bool) -> None:
+        if not lease_held and self._requests.get(key) is not None:
+            self._requests.abort(key)
+        self.on_room()
+
+    def on_room(self) -> None:
+        self._gate.update()
+        self._host.loop.wake()
+
+    def reap(self) -> None:
+        for export in self._exports.reap():
+            event(logger, logging.WARNING, "export_expired", request_id=export.key[0])
+            self._requests.fail(export.key, Unavailable("the hand-off's lease is over"))
+        self._requests.forget_old()
+        self.on_room()
+
+    def load(self) -> types_pb2.Load:
+        scheduler = self._host.engine.scheduler
+        return types_pb2.Load(
+            queue_depth=self._gate.num_waiting + scheduler.num_waiting,
+            queued_tokens=self._gate.num_waiting_tokens + scheduler.num_queued_tokens,
+            running=scheduler.num_running,
+            exports=self._exports.num_open,
+        )
+
+
+def _add_first_token(news: kv_transfer_pb2.AnnounceRequest, token: SampledToken) -> None:
+    news.first_token_id = token.token_id
+    if token.logprobs is not None:
+        news.first_logprobs.CopyFrom(logprobs_to_proto(token.logprobs))
+
+
+def _reason(error: BaseException) -> types_pb2.ErrorDetail:
+    if isinstance(error, asyncio.CancelledError):
+        return to_detail(Unavailable("prefill gave the request up"))
+    if isinstance(error, Exception):
+        return to_detail(from_exception(error))
+    return to_detail(InternalError(type(error).__name__))

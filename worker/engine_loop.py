@@ -1,0 +1,106 @@
+"""The loop that turns waiting sequences into tokens: schedule → execute → postprocess.
+
+Scheduling and postprocessing run on the event loop, `execute` in the device thread; so
+bookkeeping needs no locks, and the event loop stays free while a step computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from core.logs import event
+from engine.batch import SequenceUpdate, StepBatch, StepResult
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence, SequenceKey
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """The device side of a step."""
+
+    def execute(self, batch: StepBatch) -> StepResult: ...
+
+
+class StepObserver(Protocol):
+    """The service's part in a step. All calls come on the event loop and never block it."""
+
+    def on_scheduled(self, batch: StepBatch) -> None:
+        """Blocks of the batch are allocated; nothing is computed yet."""
+
+    def on_updates(self, updates: list[SequenceUpdate]) -> None:
+        """A step is done; finished sequences have released their blocks."""
+
+    def on_failed(self, sequence: Sequence, error: Exception) -> None:
+        """The device failed in a step with this sequence, which is gone."""
+
+
+class EngineLoop:
+    """Runs steps while there is work and sleeps without waking otherwise."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        device: ThreadPoolExecutor,
+        after_step: Callable[[], None],
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._device = device
+        self._after_step = after_step
+        self._wakeup = asyncio.Event()
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence whose tokens have to be computed."""
+        self.scheduler.add(sequence)
+        self._wakeup.set()
+
+    def add_computed(self, sequence: Sequence) -> None:
+        """Takes over a sequence whose KV is in place (see Scheduler.add_computed)."""
+        self.scheduler.add_computed(sequence)
+        self._wakeup.set()
+
+    def abort(self, key: SequenceKey) -> None:
+        """Drops a sequence; its blocks are free at once or when the current step ends."""
+        self.scheduler.abort(key)
+        self.wake()
+
+    def wake(self) -> None:
+        """Looks for work again: room may have become free."""
+        self._wakeup.set()
+
+    async def run(self, observer: StepObserver) -> None:
+        """Runs until cancelled."""
+        while True:
+            batch = self.scheduler.schedule()
+            if batch is None:
+                self._wakeup.clear()
+                await self._wakeup.wait()
+                continue
+            observer.on_scheduled(batch)
+            await self._step(batch, observer)
+            self._after_step()
+
+    async def _step(self, batch: StepBatch, observer: StepObserver) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            result = await loop.run_in_executor(self._device, self._runner.execute, batch)
+        except Exception as error:
+            event(logger, logging.ERROR, "step_failed", num_sequences=len(batch.sequences))
+            logger.exception("step failed")
+            self._fail(batch, observer, error)
+            return
+        observer.on_updates(self.scheduler.postprocess(batch, result))
+
+    def _fail(self, batch: StepBatch, observer: StepObserver, error: Exception) -> None:
+        sequences = [item.sequence for item in batch.sequences]
+        for sequence in sequences:
+            self.scheduler.abort(sequence.key)
+        self.scheduler.postprocess(batch, StepResult((None,) * len(sequences)))
+        for sequence in sequences:
+            observer.on_failed(sequence, error)

@@ -1,0 +1,234 @@
+"""One worker process: what its service stands on, and the order of start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from core.errors import Unavailable
+from core.logs import event
+from core.prefix_index import PrefixIndexWriter
+from core.registry import Registry, connect_redis
+from core.tasks import TaskSet
+from engine.engine import Engine
+from kvtransfer.base import Transport
+from kvtransfer.peers import Identity, PeerDirectory
+from worker.convert import stats_to_proto
+from worker.engine_loop import EngineLoop, StepObserver
+from worker.outputs import OutputHub
+from worker.requests import RequestKey
+from worker.settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+STOP_GRACE_S = 1.0
+"""For telling peers that their exports are not needed any more."""
+
+
+class RoleService(ABC, StepObserver):
+    """What prefill and decode add to a worker. All calls come on the event loop."""
+
+    role: types_pb2.Role.ValueType
+    grpc_services: tuple[str, ...]
+    """Full names of the services that `add_to_server` registers."""
+
+    @abstractmethod
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        """Registers the role's gRPC services."""
+
+    @abstractmethod
+    def abort(self, key: RequestKey) -> bool:
+        """Ends one attempt and frees what it holds. False: unknown."""
+
+    @abstractmethod
+    def abort_router(self, router_id: str) -> None:
+        """Ends everything that a router, which has left, dispatched."""
+
+    @abstractmethod
+    def on_room(self) -> None:
+        """Blocks may have become free."""
+
+    @abstractmethod
+    def reap(self) -> None:
+        """Ends what is over; called every second, with or without traffic."""
+
+    @abstractmethod
+    def load(self) -> types_pb2.Load:
+        """The role's part of a load report; the host adds the blocks."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What was built before the event loop's own parts."""
+
+    engine: Engine
+    device: ThreadPoolExecutor
+    transport: Transport
+    identity: Identity
+
+
+class WorkerHost:
+    """Owns every part of one worker."""
+
+    def __init__(self, settings: WorkerSettings, parts: Parts) -> None:
+        self.settings = settings
+        self.engine = parts.engine
+        self.transport = parts.transport
+        self.identity = parts.identity
+        self.clock = time.monotonic
+        self.tasks = TaskSet()
+        self.state: types_pb2.WorkerState.ValueType = types_pb2.WORKER_STATE_STARTING
+        self.address = ""
+        self.peers = PeerDirectory(parts.identity, parts.transport)
+        self.hub = OutputHub(lambda: (self.load(), self.state), self._on_router_lost)
+        self.loop = EngineLoop(
+            parts.engine.scheduler, parts.engine.runner, parts.device, self._after_step
+        )
+        self._redis = connect_redis(settings.redis_url)
+        self._registry = Registry(self._redis)
+        self._index = PrefixIndexWriter(
+            self._redis,
+            parts.identity.worker_id,
+            parts.identity.epoch,
+            parts.engine.pool.held_hashes,
+        )
+        self._service: RoleService | None = None
+        self.vital: list[asyncio.Task[None]] = []
+        """Tasks without which the worker is of no use; they end only by failing."""
+
+    @property
+    def service(self) -> RoleService:
+        assert self._service is not None
+        return self._service
+
+    def install(self, service: RoleService, server: grpc.aio.Server) -> None:
+        """Registers the worker's services; before the server starts."""
+        self._service = service
+        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(self), server)
+        service.add_to_server(server)
+
+    def start(self, address: str) -> None:
+        """Begins to serve under `address`."""
+        self.address = address
+        self.state = types_pb2.WORKER_STATE_READY
+        self.vital = [
+            self.tasks.start(self.loop.run(self.service)),
+            self.tasks.start(self._heartbeat()),
+            self.tasks.start(self._index.run()),
+        ]
+        event(logger, logging.INFO, "ready", worker_id=self.identity.worker_id, address=address)
+
+    async def stop(self) -> None:
+        """Leaves the registry, ends every request, and frees what they hold."""
+        self.state = types_pb2.WORKER_STATE_DRAINING
+        with contextlib.suppress(Unavailable):
+            await self._registry.remove(self.identity.worker_id, self.identity.epoch)
+        self.hub.close()
+        await self.tasks.cancel(STOP_GRACE_S)
+        await self.peers.close()
+        await self.transport.close()
+        await self._redis.aclose()
+
+    async def _heartbeat(self) -> None:
+        """Every second: reaps, and publishes the worker's record."""
+        was_ok = True
+        while True:
+            self.service.reap()
+            self._note_cache_events()
+            self.transport.set_num_exports(self.load().exports)
+            try:
+                await self._registry.publish(self.record())
+                if not was_ok:
+                    event(logger, logging.INFO, "registry_back")
+                was_ok = True
+            except Unavailable as error:
+                if was_ok:
+                    event(logger, logging.WARNING, "registry_away", error=error)
+                was_ok = False
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _after_step(self) -> None:
+        self._note_cache_events()
+        self.service.on_room()
+
+    def _note_cache_events(self) -> None:
+        stored, removed = self.engine.pool.drain_events()
+        if stored or removed:
+            self._index.record(stored, removed)
+
+    def _on_router_lost(self, router_id: str) -> None:
+        event(logger, logging.INFO, "router_left", router_id=router_id)
+        self.service.abort_router(router_id)
+
+    def load(self) -> types_pb2.Load:
+        """What this worker has to do now."""
+        load = self.service.load()
+        load.blocks.CopyFrom(stats_to_proto(self.engine.pool.stats()))
+        return load
+
+    def record(self) -> types_pb2.WorkerRecord:
+        """This worker's entry in the registry."""
+        return types_pb2.WorkerRecord(
+            worker_id=self.identity.worker_id,
+            role=self.service.role,
+            address=self.address,
+            epoch=self.identity.epoch,
+            pid=os.getpid(),
+            state=self.state,
+            fingerprint=self.identity.fingerprint,
+            max_model_len=self.engine.max_model_len,
+            load=self.load(),
+            reported_at_s=time.time(),
+        )
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """The gRPC service that routers use on every worker."""
+
+    def __init__(self, host: WorkerHost) -> None:
+        self._host = host
+
+    async def Attach(
+        self, request: worker_pb2.AttachRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.WorkerMessage]:
+        """Streams what this worker makes for one router."""
+        async with contextlib.aclosing(self._host.hub.attach(request.router_id)) as messages:
+            async for message in messages:
+                yield message
+
+    async def Abort(self, request: worker_pb2.AbortRequest, context: Any) -> worker_pb2.AbortReply:
+        """Ends one attempt, in whatever phase it is."""
+        was_known = self._host.service.abort((request.request_id, request.attempt))
+        return worker_pb2.AbortReply(was_known=was_known)
+
+    async def GetWorkerStatus(
+        self, request: worker_pb2.WorkerStatusRequest, context: Any
+    ) -> worker_pb2.WorkerStatus:
+        """This worker's state and, when asked for, the block audit."""
+        host = self._host
+        status = worker_pb2.WorkerStatus(
+            id=host.identity.worker_id,
+            role=host.service.role,
+            address=host.address,
+            pid=os.getpid(),
+            epoch=host.identity.epoch,
+            state=host.state,
+            load=host.load(),
+            kv_transport=host.transport.name,
+        )
+        if request.audit:
+            errors = host.engine.scheduler.audit()
+            status.audit.CopyFrom(worker_pb2.Audit(ok=not errors, errors=errors))
+        return status

@@ -1,0 +1,115 @@
+"""Start and stop of a worker process, in the order in which it happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from baton.v1 import types_pb2
+from core.logs import configure, event
+from core.model_folder import model_digest, resolve_model
+from core.rpc import RpcServer, run_service, wait_for_stop_signal
+from core.settings import load_settings
+from engine.engine import Engine, load_engine
+from engine.kv_cache import LAYOUT_NAME
+from kvtransfer.base import MemoryRegion, Transport
+from kvtransfer.peers import Identity
+from kvtransfer.select import make_transport
+from worker.host import Parts, RoleService, WorkerHost
+from worker.settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+HASH_SEED = "baton-1"
+"""Changes when the way of hashing blocks changes, so that versions do not mix."""
+STOP_GRACE_S = 1.0
+
+ServiceFactory = Callable[[WorkerHost], RoleService]
+
+
+def run(prog: str, make_service: ServiceFactory) -> int:
+    """Runs one worker until SIGINT or SIGTERM; the exit code."""
+    settings = load_settings(WorkerSettings, f"python -m {prog}", sys.argv[1:])
+    configure(settings.worker_id, settings.log_level)
+    return run_service(lambda: _serve(settings, make_service))
+
+
+async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None:
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="device") as device:
+        engine, digest = await asyncio.get_running_loop().run_in_executor(device, _load, settings)
+        identity = Identity(
+            worker_id=settings.worker_id,
+            epoch=time.time_ns() // 1000,
+            fingerprint=_fingerprint(engine, digest),
+        )
+        transport = _make_transport(settings, engine, identity)
+        await transport.start()
+        host = WorkerHost(settings, Parts(engine, device, transport, identity))
+        server = RpcServer(settings.host, settings.port)
+        host.install(make_service(host), server.grpc_server)
+        try:
+            address = await server.start(["baton.v1.Worker", *host.service.grpc_services])
+            await server.set_serving(True)
+            host.start(_advertised(settings, address))
+            sys.stdout.write(f"ready grpc={address} worker_id={settings.worker_id}\n")
+            sys.stdout.flush()
+            await _wait_for_end(host)
+        finally:
+            await server.set_serving(False)
+            await host.stop()
+            await server.stop(STOP_GRACE_S)
+
+
+async def _wait_for_end(host: WorkerHost) -> None:
+    """Until a signal, or until a part fails without which the worker is of no use."""
+    stop = asyncio.ensure_future(wait_for_stop_signal())
+    await asyncio.wait({stop, *host.vital}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    for task in host.vital:
+        if task.done():
+            task.result()
+
+
+def _load(settings: WorkerSettings) -> tuple[Engine, str]:
+    """In the device thread: the engine, and the model's digest."""
+    path = resolve_model(settings.model)
+    engine = load_engine(settings.engine_config(str(path)), _log_progress)
+    return engine, model_digest(Path(path))
+
+
+def _log_progress(message: str) -> None:
+    event(logger, logging.INFO, "loading", step=message)
+
+
+def _fingerprint(engine: Engine, digest: str) -> types_pb2.Fingerprint:
+    return types_pb2.Fingerprint(
+        model=digest,
+        dtype=engine.dtype,
+        layout=LAYOUT_NAME,
+        block_size=engine.pool.block_size,
+        block_bytes=engine.kv_cache.block_bytes,
+        hash_seed=HASH_SEED,
+    )
+
+
+def _make_transport(settings: WorkerSettings, engine: Engine, identity: Identity) -> Transport:
+    region = MemoryRegion(
+        address=engine.kv_cache.data_ptr(),
+        num_blocks=engine.pool.num_blocks,
+        block_bytes=engine.kv_cache.block_bytes,
+        memory="DRAM" if settings.device == "cpu" else "VRAM",
+    )
+    agent = f"{identity.worker_id}@{identity.epoch}"
+    host = settings.advertise_host or settings.host
+    return make_transport(settings.kv_transport, agent, region, host)
+
+
+def _advertised(settings: WorkerSettings, address: str) -> str:
+    if not settings.advertise_host:
+        return address
+    return f"{settings.advertise_host}:{address.rpartition(':')[2]}"

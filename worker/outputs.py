@@ -1,0 +1,88 @@
+"""What a worker sends to routers: one message per engine step and router.
+
+Each attached router has a buffer that collects outputs until its stream takes them, so a
+slow router costs memory up to a bound and never holds up a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from baton.v1 import types_pb2, worker_pb2
+from core.errors import ResourceExhausted, Unavailable
+
+REPORT_INTERVAL_S = 1.0
+MAX_BUFFERED_OUTPUTS = 100_000
+
+
+class _Stream:
+    """The buffer behind one Attach call."""
+
+    def __init__(self) -> None:
+        self.outputs: list[worker_pb2.SequenceOutput] = []
+        self.changed = asyncio.Event()
+        self.is_closed = False
+
+
+class OutputHub:
+    """Outputs by router."""
+
+    def __init__(
+        self,
+        report: Callable[[], tuple[types_pb2.Load, types_pb2.WorkerState.ValueType]],
+        on_router_lost: Callable[[str], None],
+    ) -> None:
+        self._report = report
+        self._on_router_lost = on_router_lost
+        self._streams: dict[str, _Stream] = {}
+
+    def require(self, router_id: str) -> None:
+        """Raises Unavailable when this router could not receive anything."""
+        if router_id not in self._streams:
+            raise Unavailable(f"router {router_id} is not attached to this worker")
+
+    def publish(self, router_id: str, output: worker_pb2.SequenceOutput) -> None:
+        """Buffers one output; dropped when the router has left."""
+        stream = self._streams.get(router_id)
+        if stream is not None:
+            stream.outputs.append(output)
+            stream.changed.set()
+
+    async def attach(self, router_id: str) -> AsyncGenerator[worker_pb2.WorkerMessage, None]:
+        """The stream of one router; an older one of the same router ends."""
+        old = self._streams.get(router_id)
+        if old is not None:
+            self._drop(router_id, old)
+        stream = self._streams[router_id] = _Stream()
+        try:
+            while not stream.is_closed:
+                load, state = self._report()
+                outputs, stream.outputs = stream.outputs, []
+                stream.changed.clear()
+                yield worker_pb2.WorkerMessage(outputs=outputs, load=load, state=state)
+                await _wait(stream.changed, REPORT_INTERVAL_S)
+                if len(stream.outputs) > MAX_BUFFERED_OUTPUTS:
+                    raise ResourceExhausted(f"router {router_id} does not read its outputs")
+        finally:
+            self._drop(router_id, stream)
+
+    def _drop(self, router_id: str, stream: _Stream) -> None:
+        stream.is_closed = True
+        stream.changed.set()
+        if self._streams.get(router_id) is stream:
+            del self._streams[router_id]
+            self._on_router_lost(router_id)
+
+    def close(self) -> None:
+        """Ends every stream."""
+        for router_id, stream in list(self._streams.items()):
+            self._drop(router_id, stream)
+
+
+async def _wait(changed: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await changed.wait()
+    except TimeoutError:
+        return

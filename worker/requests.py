@@ -1,0 +1,117 @@
+"""The requests that a worker serves: one task each, found by (request_id, attempt).
+
+Cancelling the task is the one way to end a request early, whatever the reason: an Abort, the
+router's disappearance, the deadline, shutdown. The task's `finally` frees what it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from baton.v1 import worker_pb2
+from core.errors import Cancelled, DeadlineExceeded, from_exception, to_detail
+from core.tasks import TaskSet
+from worker.outputs import OutputHub
+
+RequestKey = tuple[str, int]
+"""(request_id, attempt)."""
+
+REMEMBER_ABORTS_S = 60.0
+
+
+def key_of(dispatch: worker_pb2.Dispatch) -> RequestKey:
+    """The key of one attempt at a request."""
+    return (dispatch.request_id, dispatch.attempt)
+
+
+State = TypeVar("State")
+Work = Callable[[State], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True)
+class _Entry(Generic[State]):
+    dispatch: worker_pb2.Dispatch
+    state: State
+    task: asyncio.Task[None]
+
+
+class RequestTable(Generic[State]):
+    """Starts, finds and aborts requests; `State` is what the service keeps for each."""
+
+    def __init__(self, hub: OutputHub, tasks: TaskSet, clock: Callable[[], float]) -> None:
+        self._hub = hub
+        self._tasks = tasks
+        self._clock = clock
+        self._entries: dict[RequestKey, _Entry[State]] = {}
+        self._aborted_early: dict[RequestKey, float] = {}
+        """Aborts that came before their dispatch, and when they may be forgotten."""
+
+    def get(self, key: RequestKey) -> State | None:
+        """The state of a running request."""
+        entry = self._entries.get(key)
+        return entry.state if entry is not None else None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def start(self, dispatch: worker_pb2.Dispatch, state: State, work: Work[State]) -> None:
+        """Runs `work(state)` until it ends, fails, is aborted or the dispatch's time is over.
+
+        A failure is published to the dispatch's router. A repeated dispatch starts nothing.
+        Raises Cancelled when it was aborted already.
+        """
+        key = key_of(dispatch)
+        if key in self._entries:
+            return
+        if self._aborted_early.pop(key, None) is not None:
+            raise Cancelled("the request was aborted before it arrived")
+        task = self._tasks.start(self._run(dispatch, state, work))
+        self._entries[key] = _Entry(dispatch, state, task)
+        task.add_done_callback(lambda _: self._entries.pop(key))
+
+    async def _run(self, dispatch: worker_pb2.Dispatch, state: State, work: Work[State]) -> None:
+        try:
+            async with asyncio.timeout(dispatch.timeout_s or None):
+                await work(state)
+        except TimeoutError:
+            self._publish_error(dispatch, DeadlineExceeded("the request's time is over"))
+        except Exception as error:
+            self._publish_error(dispatch, error)
+
+    def fail(self, key: RequestKey, error: Exception) -> None:
+        """Ends a request and tells its router why; nothing for an unknown key."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._publish_error(entry.dispatch, error)
+            entry.task.cancel()
+
+    def _publish_error(self, dispatch: worker_pb2.Dispatch, error: Exception) -> None:
+        output = worker_pb2.SequenceOutput(
+            request_id=dispatch.request_id,
+            attempt=dispatch.attempt,
+            error=to_detail(from_exception(error)),
+        )
+        self._hub.publish(dispatch.router_id, output)
+
+    def abort(self, key: RequestKey) -> bool:
+        """Ends a request; False when it is unknown, which is remembered for a while."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self._aborted_early[key] = self._clock() + REMEMBER_ABORTS_S
+            return False
+        entry.task.cancel()
+        return True
+
+    def abort_router(self, router_id: str) -> None:
+        """Ends everything that one router has dispatched."""
+        for entry in list(self._entries.values()):
+            if entry.dispatch.router_id == router_id:
+                entry.task.cancel()
+
+    def forget_old(self) -> None:
+        """Drops what is remembered only for a while."""
+        now = self._clock()
+        self._aborted_early = {k: t for k, t in self._aborted_early.items() if t > now}

@@ -1,0 +1,82 @@
+"""Settings of a worker; every one is a flag, an environment variable and a line of --help."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from core.settings import Settings
+from engine.engine import EngineConfig
+from kvtransfer.exports import LeaseConfig
+
+
+class WorkerSettings(Settings):
+    """Settings that both roles have."""
+
+    model: str = Field(description="Folder or hub name of the model.")
+    worker_id: str = Field(description="Name of this worker; unique in the deployment.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    advertise_host: str = Field("", description="Address that peers use; default: --host.")
+    port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis of the deployment.")
+    kv_transport: Literal["nixl", "tcp"] = Field("nixl", description="Backend of KV transfers.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Logs.")
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of weights and KV; auto takes the checkpoint's."
+    )
+    device: str = Field("cpu", description="cpu or cuda.")
+    threads: int = Field(1, ge=1, description="CPU threads of a step.")
+    block_size: int = Field(16, ge=1, le=256, description="Tokens in a KV block.")
+    num_gpu_blocks_override: int | None = Field(
+        None, ge=1, description="Exact number of KV blocks (on any device)."
+    )
+    kv_cache_memory_bytes: int | None = Field(
+        None, ge=1, description="Memory for KV blocks; default: a share of what is free."
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Longest sequence in tokens; default: the model's context."
+    )
+    max_num_seqs: int = Field(64, ge=1, description="Sequences in one step.")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="Tokens in one step.")
+    max_num_partial_prefills: int = Field(
+        4, ge=1, description="Prompts that are prefilled side by side."
+    )
+    max_long_partial_prefills: int = Field(
+        1, ge=1, description="Of them, prompts over --long-prefill-token-threshold."
+    )
+    long_prefill_token_threshold: int = Field(
+        1024, ge=1, description="Tokens from which on a prompt counts as long."
+    )
+
+    lease_s: float = Field(10.0, gt=0, description="Life of exported blocks without renewal.")
+    max_lease_s: float = Field(60.0, gt=0, description="Life of exported blocks at most.")
+    import_timeout_s: float = Field(
+        120.0, gt=0, description="Silence of prefill after which an import is given up."
+    )
+    max_export_share: float = Field(
+        0.9, gt=0, le=1, description="Share of the pool that exports may pin."
+    )
+
+    def engine_config(self, model_path: str) -> EngineConfig:
+        """The part that the engine needs."""
+        return EngineConfig(
+            model=model_path,
+            dtype=self.dtype,
+            device=self.device,
+            threads=self.threads,
+            block_size=self.block_size,
+            num_gpu_blocks_override=self.num_gpu_blocks_override,
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_partial_prefills=self.max_num_partial_prefills,
+            max_long_partial_prefills=self.max_long_partial_prefills,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+        )
+
+    def lease_config(self) -> LeaseConfig:
+        """The part that exports need."""
+        return LeaseConfig(lease_s=self.lease_s, max_lease_s=self.max_lease_s)
