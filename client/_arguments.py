@@ -1,0 +1,37 @@
+"""Pieces that several subcommands share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TypeAlias
+
+from client._options import DEFAULT_SERVER
+
+Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """`--server HOST:PORT`, by default $BATON_SERVER."""
+    parser.add_argument(
+        "--server",
+        metavar="HOST:PORT",
+        default=os.environ.get("BATON_SERVER") or DEFAULT_SERVER,
+        help=f"router to talk to [$BATON_SERVER, else {DEFAULT_SERVER}]",
+    )
+
+
+def positive_int(text: str) -> int:
+    """A whole number over 0."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def positive_float(text: str) -> float:
+    """A number over 0."""
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be over 0, not {text}")
+    return value

