@@ -71,7 +71,7 @@ def open_channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Ends a failed call with the status table's code and an ErrorDetail in the trailer."""
 
     async def intercept_service(

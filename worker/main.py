@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from baton.v1 import types_pb2
 from core.logs import configure, event
@@ -78,8 +77,8 @@ async def _wait_for_end(host: WorkerHost) -> None:
 def _load(settings: WorkerSettings) -> tuple[Engine, str]:
     """In the device thread: the engine, and the model's digest."""
     path = resolve_model(settings.model)
-    engine = load_engine(settings.engine_config(str(path)), _log_progress)
-    return engine, model_digest(Path(path))
+    engine = load_engine(settings.engine_config(path), _log_progress)
+    return engine, model_digest(path)
 
 
 def _log_progress(message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -59,13 +60,13 @@ class WorkerSettings(Settings):
         0.9, gt=0, le=1, description="Share of the pool that exports may pin."
     )
 
-    def engine_config(self, model_path: str) -> EngineConfig:
+    def engine_config(self, model_path: Path) -> EngineConfig:
         """The part that the engine needs."""
         return EngineConfig(
             model=model_path,
             dtype=self.dtype,
             device=self.device,
-            threads=self.threads,
+            num_threads=self.threads,
             block_size=self.block_size,
             num_gpu_blocks_override=self.num_gpu_blocks_override,
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,

@@ -1,0 +1,120 @@
+"""The import state machine: granted blocks, announcements, quarantine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from core.errors import InvalidArgument, TransferError
+from kvtransfer.base import BlockCopy
+from kvtransfer.imports import Announcement, ImportTable, PoolActions
+
+KEY = ("r1", 1)
+
+
+class Bench:
+    """An import table that writes down what it does to the pool."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.actions: list[tuple[str, list[int]]] = []
+        pool = PoolActions(self._note("release"), self._note("quarantine"), self._note("settle"))
+        self.table = ImportTable(120.0, lambda: self.now, pool)
+
+    def _note(self, name: str):  # type: ignore[no-untyped-def]
+        def note(blocks: Iterable[int]) -> None:
+            if listed := list(blocks):
+                self.actions.append((name, listed))
+
+        return note
+
+    def announce(
+        self, sequence: int, first: int, blocks: list[int], is_last: bool = False
+    ) -> list[BlockCopy] | None:
+        return self.table.announce(KEY, Announcement(sequence, first, blocks, is_last))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    bench.table.grant(KEY, held=[7], fresh=[10, 11, 12])
+    return bench
+
+
+def test_announced_blocks_land_behind_the_held_ones(bench: Bench) -> None:
+    assert bench.announce(0, 1, [50, 51]) == [BlockCopy(50, 10), BlockCopy(51, 11)]
+    assert bench.announce(1, 3, [52], is_last=True) == [BlockCopy(52, 12)]
+    assert bench.table.commit(KEY) == [7, 10, 11, 12]
+    assert bench.actions == []
+    assert bench.table.num_open == 0
+
+
+def test_a_repeated_announcement_reads_nothing_again(bench: Bench) -> None:
+    bench.announce(0, 1, [50, 51])
+    assert bench.announce(0, 1, [50, 51]) is None
+
+
+@pytest.mark.parametrize(
+    ("sequence", "first", "blocks", "is_last", "error"),
+    [
+        (1, 1, [50], False, TransferError),
+        (0, 2, [50], False, InvalidArgument),
+        (0, 1, [50, 51, 52, 53], False, InvalidArgument),
+        (0, 1, [50], True, InvalidArgument),
+    ],
+)
+def test_a_wrong_announcement_is_refused_and_changes_nothing(
+    bench: Bench,
+    sequence: int,
+    first: int,
+    blocks: list[int],
+    is_last: bool,
+    error: type[Exception],
+) -> None:
+    with pytest.raises(error):
+        bench.announce(sequence, first, blocks, is_last)
+    assert bench.announce(0, 1, [50, 51, 52], is_last=True) is not None
+
+
+def test_an_announcement_for_an_unknown_attempt_is_refused(bench: Bench) -> None:
+    with pytest.raises(TransferError):
+        bench.table.announce(("r1", 2), Announcement(0, 1, [50], False))
+
+
+def test_an_abort_without_a_read_frees_at_once(bench: Bench) -> None:
+    bench.table.abort(KEY)
+    bench.table.abort(KEY)
+    assert bench.actions == [("release", [7]), ("release", [10, 11, 12])]
+
+
+def test_an_abort_during_a_read_quarantines_until_it_settles(bench: Bench) -> None:
+    bench.announce(0, 1, [50])
+    bench.table.begin_read(KEY)
+    bench.table.abort(KEY)
+    assert bench.actions == [("release", [7]), ("quarantine", [10, 11, 12])]
+    assert bench.table.num_open == 1
+    bench.table.end_read(KEY)
+    assert bench.actions[2:] == [("settle", [10, 11, 12])]
+    assert bench.table.num_open == 0
+
+
+def test_an_aborting_import_takes_no_announcement(bench: Bench) -> None:
+    bench.announce(0, 1, [50])
+    bench.table.begin_read(KEY)
+    bench.table.abort(KEY)
+    with pytest.raises(TransferError):
+        bench.announce(1, 2, [51])
+
+
+def test_quarantine_has_no_expiry_but_silence_has(bench: Bench) -> None:
+    bench.now = 119
+    bench.announce(0, 1, [50])
+    bench.now = 121
+    assert bench.table.expired() == []
+    bench.now = 240
+    assert bench.table.expired() == [KEY]
+    bench.table.begin_read(KEY)
+    bench.table.abort(KEY)
+    bench.now = 10_000
+    assert bench.table.expired() == []
