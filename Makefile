@@ -1,0 +1,82 @@
+# Everything happens in .venv. Variables that you may want to give:
+#   PYTHON    which Python makes .venv                       [python3]
+#   EXTRA     what workers need here: cpu, or cu13 on a GPU  [cpu]
+#   TORCH     which torch to install                         [the pin of constraints.txt]
+#   PIP_ARGS  more arguments for every `pip install`
+PYTHON ?= python3
+EXTRA ?= cpu
+TORCH_PIN := $(shell grep '^torch==' constraints.txt)
+TORCH ?= $(TORCH_PIN)
+PIP_ARGS ?=
+
+# For `make run`
+MODEL ?=
+PORT ?= 50051
+ONCE ?=
+ARGS ?=
+QUESTION ?= What is the capital of France?
+
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
+PINS := .venv/constraints.txt
+RUN_STAMP := .venv/.run-$(EXTRA)
+DEV_STAMP := .venv/.dev-$(EXTRA)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-all lint type proto docs bench
+
+help: ## show this help
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | awk -F'\t' '{printf "make %-9s %s\n", $$1, $$2}'
+
+setup: $(DEV_STAMP) ## make .venv and install everything, tools for development included
+
+run: $(RUN_STAMP) ## serve a model here and ask a first question [MODEL= PORT= ONCE=1 ARGS=]
+	@$(BIN)/baton up --port $(PORT) $(if $(MODEL),--model '$(MODEL)') \
+	  --ask '$(QUESTION)' $(if $(ONCE),--once) $(ARGS)
+
+test: $(DEV_STAMP) ## run the tests
+	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+
+test-all: $(DEV_STAMP) ## run the tests, the slow ones too
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEV_STAMP) type ## check style, types, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -q tests/test_repo.py
+
+type: $(DEV_STAMP) ## check types
+	$(BIN)/mypy
+
+proto: $(DEV_STAMP) ## generate the stubs of proto/ anew
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I proto \
+	  --python_out=proto --grpc_python_out=proto --mypy_out=proto --mypy_grpc_out=proto \
+	  proto/baton/v1/*.proto
+
+docs: $(RUN_STAMP) ## generate docs/cli.md anew
+	$(BIN)/python -m client.cli_reference > docs/cli.md
+
+bench: $(DEV_STAMP) ## run the quick benchmarks
+	$(BIN)/python -m bench.kv
+	$(BIN)/python -m bench.idle
+
+$(BIN)/python:
+	@# Some systems ship Python without ensurepip; their own pip can stand in for it.
+	@$(PYTHON) -m venv .venv || { \
+	  $(PYTHON) -m venv --clear --without-pip .venv && \
+	  $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; \
+	} || { rm -rf .venv; echo "error: $(PYTHON) can make no virtual environment" >&2; exit 1; }
+
+$(PINS): constraints.txt | $(BIN)/python
+	@$(if $(filter $(TORCH_PIN),$(TORCH)),cat,grep -vE '^(torch|triton)==') constraints.txt > $@
+
+# torch comes first and alone: what it finds installed decides nothing about its variant.
+$(RUN_STAMP): pyproject.toml $(PINS) | $(BIN)/python
+	@echo "Installing torch and Baton into .venv (some minutes, once)"
+	$(PIP_INSTALL) '$(TORCH)'
+	$(PIP_INSTALL) -c $(PINS) -e '.[$(EXTRA)]'
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	$(PIP_INSTALL) -c $(PINS) -e '.[$(EXTRA),dev]'
+	@touch $@
