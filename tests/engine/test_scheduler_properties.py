@@ -1,0 +1,217 @@
+"""Any interleaving of arrivals, imports, aborts and steps on a tiny pool ends well.
+
+The runner's memory remembers, for every slot, the token history that was written there. So
+a block that was freed under a step, cached before it was computed, or shared wrongly shows
+up as a history that is not the reader's.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from core.hashing import block_hashes
+from engine.batch import SampledToken, StepBatch, StepResult
+from engine.block_pool import BlockPool
+from engine.scheduler import Scheduler
+from engine.scheduler_config import SchedulerConfig
+from engine.sequence import Sequence
+from tests.engine.builders import SCOPE, make_sequence
+
+NUM_BLOCKS = 8
+BLOCK_SIZE = 2
+MAX_MODEL_LEN = NUM_BLOCKS * BLOCK_SIZE
+
+History = tuple[int, ...]
+
+
+def next_token(history: History) -> int:
+    """The model: a function of the whole history, over a vocabulary of two."""
+    return hash(history) % 2
+
+
+def tokens_of(sequence: Sequence) -> History:
+    return tuple(sequence.token_slice(0, sequence.num_tokens))
+
+
+class Memory:
+    """KV without a model: each slot holds the history up to its token."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, History] = {}
+
+    def write(self, sequence: Sequence, start: int, end: int) -> None:
+        for position in range(start, end):
+            self.slots[self._slot(sequence, position)] = tokens_of(sequence)[: position + 1]
+
+    def check(self, sequence: Sequence, end: int) -> None:
+        for position in range(end):
+            held = self.slots.get(self._slot(sequence, position))
+            assert held == tokens_of(sequence)[: position + 1]
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        for item in batch.sequences:
+            self.write(item.sequence, item.start, item.start + item.num_tokens)
+        for item in batch.sequences:
+            self.check(item.sequence, item.start + item.num_tokens)
+        return StepResult(
+            tuple(
+                SampledToken(next_token(tokens_of(item.sequence))) if item.samples else None
+                for item in batch.sequences
+            )
+        )
+
+    @staticmethod
+    def _slot(sequence: Sequence, position: int) -> int:
+        block_id = sequence.block_table[position // BLOCK_SIZE]
+        return block_id * BLOCK_SIZE + position % BLOCK_SIZE
+
+
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=MAX_MODEL_LEN - 1)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        max_num_seqs=st.integers(1, 4),
+        budget=st.integers(4, 10),
+        partial=st.integers(1, 3),
+        threshold=st.integers(1, 8),
+        is_caching=st.booleans(),
+    )
+    def start(
+        self, max_num_seqs: int, budget: int, partial: int, threshold: int, is_caching: bool
+    ) -> None:
+        self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
+        self.config = SchedulerConfig(
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_num_partial_prefills=partial,
+            max_long_partial_prefills=max(1, partial - 1),
+            long_prefill_token_threshold=threshold,
+            enable_prefix_caching=is_caching,
+        )
+        self.scheduler = Scheduler(self.config, self.pool)
+        self.memory = Memory()
+        self.batch: StepBatch | None = None
+        self.added: list[Sequence] = []
+        self.aborted: set[Sequence] = set()
+        self.foreign: list[int] = []
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 8))
+    def add(self, prompt: list[int], max_tokens: int) -> None:
+        sequence = make_sequence(str(len(self.added)), prompt, max_tokens=max_tokens)
+        self.added.append(sequence)
+        self.scheduler.add(sequence)
+
+    @rule(prompt=prompts, max_tokens=st.integers(2, 8))
+    def add_import(self, prompt: list[int], max_tokens: int) -> None:
+        held = []
+        if self.config.enable_prefix_caching:
+            held = self.pool.match_prefix(block_hashes(prompt, BLOCK_SIZE, SCOPE))
+        count = -(-len(prompt) // BLOCK_SIZE) - len(held)
+        pulled = self.pool.reserve(held, count)
+        if pulled is None or len(prompt) == MAX_MODEL_LEN - 1:
+            self.pool.release(reversed([*held, *pulled]) if pulled is not None else ())
+            return
+        first = next_token(tuple(prompt))
+        sequence = make_sequence(
+            str(len(self.added)), prompt, outputs=[first], max_tokens=max_tokens
+        )
+        sequence.block_table = held + pulled
+        sequence.num_computed_tokens = len(prompt)
+        self.memory.write(sequence, len(held) * BLOCK_SIZE, len(prompt))
+        self.memory.check(sequence, len(prompt))
+        self.added.append(sequence)
+        self.scheduler.add_computed(sequence)
+
+    @rule()
+    def begin_step(self) -> None:
+        if self.batch is None:
+            self.batch = self.scheduler.schedule()
+            if self.batch is not None:
+                self.check_limits(self.batch)
+
+    @rule()
+    def end_step(self) -> None:
+        if self.batch is None:
+            return
+        batch, self.batch = self.batch, None
+        updates = self.scheduler.postprocess(batch, self.memory.execute(batch))
+        alive = [item.sequence for item in batch.sequences if item.sequence not in self.aborted]
+        assert [update.sequence for update in updates] == alive
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        if self.added:
+            sequence = data.draw(st.sampled_from(self.added))
+            was_finished = sequence.is_finished
+            assert (self.scheduler.abort(sequence.key) is None) == was_finished
+            if not was_finished:
+                self.aborted.add(sequence)
+
+    @rule(count=st.integers(1, NUM_BLOCKS))
+    def take_blocks_for_something_else(self, count: int) -> None:
+        blocks = self.pool.allocate(count) or []
+        for block_id in blocks:
+            for slot in range(block_id * BLOCK_SIZE, (block_id + 1) * BLOCK_SIZE):
+                self.memory.slots[slot] = ()
+        self.foreign += blocks
+
+    @rule()
+    def give_them_back(self) -> None:
+        self.pool.release(self.foreign)
+        self.foreign = []
+
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        if held := self.pool.held_hashes():
+            self.pool.drop(data.draw(st.sampled_from(held)))
+
+    def check_limits(self, batch: StepBatch) -> None:
+        config = self.config
+        assert batch.num_tokens <= config.max_num_batched_tokens
+        assert len(batch.sequences) <= config.max_num_seqs
+        partial = [item for item in batch.sequences if not item.samples]
+        assert len(partial) <= config.max_num_partial_prefills
+        num_long = sum(
+            item.sequence.num_tokens - item.start > config.long_prefill_token_threshold
+            for item in batch.sequences
+        )
+        assert num_long <= config.max_long_partial_prefills
+
+    @invariant()
+    def the_audit_is_clean(self) -> None:
+        if hasattr(self, "scheduler"):
+            assert self.scheduler.audit() == []
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        self.give_them_back()
+        num_steps = 0
+        while self.scheduler.has_work:
+            self.end_step()
+            self.begin_step()
+            assert self.batch is not None or not self.scheduler.has_work, "nothing can run"
+            assert self.scheduler.audit() == []
+            num_steps += 1
+            assert num_steps < 1000, "no end in sight"
+        assert self.pool.stats().referenced == 0
+        for sequence in self.added:
+            self.check_outcome(sequence)
+
+    def check_outcome(self, sequence: Sequence) -> None:
+        assert sequence.is_finished and sequence.block_table == []
+        history = tuple(sequence.prompt_token_ids)
+        for token_id in sequence.output_token_ids:
+            assert token_id == next_token(history)
+            history += (token_id,)
+        if sequence not in self.aborted:
+            room = MAX_MODEL_LEN - len(sequence.prompt_token_ids)
+            assert len(sequence.output_token_ids) == min(sequence.sampling.max_tokens, room)
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
