@@ -1,0 +1,140 @@
+"""The paged KV cache: one contiguous buffer of equal blocks, and how many of them fit.
+
+A block holds `block_size` tokens of every layer, KV heads before tokens:
+`[num_layers, 2, num_kv_heads, block_size, head_dim]`. So a block is one range of bytes to
+move, and one (layer, key or value, head) of it is one contiguous row to gather.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from core.errors import StartupError
+
+LAYOUT_NAME = "LKHTD1"
+"""Layers, Keys and values, Heads, Tokens, head Dimension; version 1. Part of a fingerprint."""
+
+_DEFAULT_BYTES = 4 << 30
+_DEFAULT_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """Shape of one block."""
+
+    num_layers: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        rows = self.num_layers * 2 * self.num_kv_heads
+        return rows * self.block_size * self.head_dim * self.dtype.itemsize
+
+
+class KVCache:
+    """The memory of all blocks, zeroed. Lives as long as the engine."""
+
+    def __init__(self, shape: BlockShape, num_blocks: int, device: torch.device) -> None:
+        self.shape = shape
+        self.num_blocks = num_blocks
+        self.data = torch.zeros(
+            num_blocks,
+            shape.num_layers,
+            2,
+            shape.num_kv_heads,
+            shape.block_size,
+            shape.head_dim,
+            dtype=shape.dtype,
+            device=device,
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        return self.shape.num_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    def data_ptr(self) -> int:
+        """Address of block 0; block i begins `i * block_bytes` later."""
+        return self.data.data_ptr()
+
+    def layer(self, index: int) -> torch.Tensor:
+        """View [num_blocks, 2, num_kv_heads, block_size, head_dim], strided by blocks."""
+        return self.data[:, index]
+
+    def zero_blocks(self, block_ids: list[int]) -> None:
+        """Zeroes blocks that are about to be filled only in part.
+
+        What stands behind a mask still takes part in the arithmetic, so the unwritten end of
+        a block must be finite, whatever its last user left there.
+        """
+        if block_ids:
+            index = torch.tensor(block_ids, device=self.data.device)
+            self.data.index_fill_(0, index, 0)
+
+
+def decide_num_blocks(
+    block_bytes: int,
+    num_blocks_override: int | None,
+    memory_bytes: int | None,
+    available_bytes: int,
+) -> int:
+    """Number of blocks: the override, else what fits the memory given, else a default.
+
+    The default is a quarter of the available memory, at most 4 GiB. Raises StartupError when
+    not one block fits.
+    """
+    if num_blocks_override is not None:
+        if num_blocks_override < 1:
+            raise StartupError(
+                f"num_gpu_blocks_override must be at least 1, is {num_blocks_override}"
+            )
+        return num_blocks_override
+    budget, origin = memory_bytes, "kv_cache_memory_bytes"
+    if budget is None:
+        budget = min(_DEFAULT_BYTES, int(available_bytes * _DEFAULT_SHARE))
+        origin = f"a quarter of the {available_bytes} bytes of memory available"
+    num_blocks = budget // block_bytes
+    if num_blocks < 1:
+        raise StartupError(
+            f"no room for a single KV block: a block takes {block_bytes} bytes, "
+            f"the KV cache gets {budget} ({origin})"
+        )
+    return num_blocks
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that `device` can still give: of the GPU, or of this machine or container."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return min(_machine_memory(), _container_memory())
+
+
+def _machine_memory() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _container_memory() -> int:
+    """What is left under the control group's limit (version 2); all there is without one."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        return max(0, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        return 1 << 62

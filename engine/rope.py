@@ -1,0 +1,188 @@
+"""Rotary position embedding and the ways of stretching it.
+
+Rotary embedding: Su et al., RoFormer (arXiv 2104.09864), section 3.2, with the rotated pair
+split over the two halves of a head. Scaling: linear (position interpolation, arXiv
+2306.15595), yarn (arXiv 2309.00071, sections 3.2 to 3.4), llama3 (the release of Llama 3.1).
+`dynamic` changes nothing up to the model's context length, and that is where the engine
+stops: beyond it the rotation of earlier tokens would depend on how long the prompt grew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from core.errors import StartupError
+
+_SUPPORTED = ("default", "linear", "dynamic", "llama3", "yarn")
+_DEFAULT_THETA = 10000.0
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """How positions are rotated. Fields past `factor` are read by one type only."""
+
+    head_dim: int
+    theta: float
+    rope_type: str = "default"
+    factor: float = 1.0
+    original_max_positions: int = 0
+    """llama3, yarn: context length of the pretraining, in tokens."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    """Multiplies cosine and sine, so that scores grow by its square."""
+
+    @classmethod
+    def from_hf(cls, keys: Mapping[str, Any], head_dim: int, max_positions: int) -> RopeConfig:
+        """Reads `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta`."""
+        if head_dim % 2:
+            raise StartupError(f"config.json: head_dim must be even, is {head_dim}")
+        scaling = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
+        rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+        if rope_type not in _SUPPORTED or any(isinstance(v, Mapping) for v in scaling.values()):
+            raise StartupError(
+                f"rope type {rope_type!r} of {dict(scaling)} is not supported; "
+                f"supported: {', '.join(_SUPPORTED)}"
+            )
+        for source in (scaling, keys):
+            if (source.get("partial_rotary_factor") or 1.0) != 1.0:
+                raise StartupError("partial_rotary_factor other than 1 is not supported")
+        theta = float(scaling.get("rope_theta") or keys.get("rope_theta") or _DEFAULT_THETA)
+        plain = cls(head_dim=head_dim, theta=theta)
+        if rope_type in ("default", "dynamic"):
+            return plain
+        original = int(
+            keys.get("original_max_position_embeddings")
+            or scaling.get("original_max_position_embeddings")
+            or max_positions
+        )
+        if rope_type == "yarn":
+            return _read_yarn(plain, scaling, original, max_positions)
+        stretched = replace(plain, rope_type=rope_type, factor=_number(scaling, "factor"))
+        if rope_type == "linear":
+            return stretched
+        return replace(
+            stretched,
+            original_max_positions=original,
+            low_freq_factor=_number(scaling, "low_freq_factor"),
+            high_freq_factor=_number(scaling, "high_freq_factor"),
+        )
+
+
+def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:
+    """Radians per position of each rotated pair. float32 [head_dim / 2]."""
+    exponents = torch.arange(0, rope.head_dim, 2, dtype=torch.float32) / rope.head_dim
+    plain = 1.0 / (rope.theta**exponents)
+    if rope.rope_type == "linear":
+        return plain / rope.factor
+    if rope.rope_type == "llama3":
+        return _llama3(rope, plain)
+    if rope.rope_type == "yarn":
+        return _yarn(rope, plain)
+    return plain
+
+
+class Rope:
+    """Rotates queries and keys of one model, on one device."""
+
+    def __init__(self, rope: RopeConfig, device: torch.device) -> None:
+        self._inverse_frequencies = inverse_frequencies(rope).to(device)
+        self._attention_factor = rope.attention_factor
+
+    def angles(
+        self, positions: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and signed sine for `rotate`, computed in float32.
+
+        `positions`: int64 [T]. Returns two [T, 1, head_dim] of `dtype`. The first half of the
+        sine is negated, which saves `rotate` a negation in every layer.
+        """
+        radians = positions[:, None].float() * self._inverse_frequencies
+        cos = radians.cos() * self._attention_factor
+        sin = radians.sin() * self._attention_factor
+        return (
+            torch.cat((cos, cos), dim=-1)[:, None].to(dtype),
+            torch.cat((-sin, sin), dim=-1)[:, None].to(dtype),
+        )
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """Rotates [T, heads, head_dim] by the angles of `Rope.angles`."""
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return (x * cos).add_(swapped.mul_(signed_sin))
+
+
+def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
+    """Long waves are slowed by `factor`, short ones left, those between blended."""
+    wavelengths = 2 * math.pi / plain
+    rotations = rope.original_max_positions / wavelengths
+    blend = (rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blended = (1 - blend) * plain / rope.factor + blend * plain
+    is_long = wavelengths > rope.original_max_positions / rope.low_freq_factor
+    is_short = wavelengths < rope.original_max_positions / rope.high_freq_factor
+    return torch.where(is_long, plain / rope.factor, torch.where(is_short, plain, blended))
+
+
+def _yarn(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
+    """Between the dimensions of `beta_fast` and `beta_slow` turns, a ramp from plain to slowed."""
+    low = _dimension_of(rope, rope.beta_fast)
+    high = _dimension_of(rope, rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.head_dim - 1)
+    if low == high:
+        high += 0.001
+    pairs = torch.arange(rope.head_dim // 2, dtype=torch.float32)
+    keep = 1 - ((pairs - low) / (high - low)).clamp(0, 1)
+    return plain / rope.factor * (1 - keep) + plain * keep
+
+
+def _dimension_of(rope: RopeConfig, num_rotations: float) -> float:
+    """The pair that turns `num_rotations` times within the original context."""
+    turns = rope.original_max_positions / (num_rotations * 2 * math.pi)
+    return rope.head_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+
+def _read_yarn(
+    plain: RopeConfig, scaling: Mapping[str, Any], original: int, max_positions: int
+) -> RopeConfig:
+    factor = max_positions / original
+    if scaling.get("factor") is not None:
+        factor = _number(scaling, "factor")
+    attention_factor = scaling.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = _mscale(factor, 1.0)
+        numerator, denominator = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        if numerator and denominator:
+            attention_factor = _mscale(factor, numerator) / _mscale(factor, denominator)
+    return replace(
+        plain,
+        rope_type="yarn",
+        factor=factor,
+        original_max_positions=original,
+        beta_fast=float(scaling.get("beta_fast") or 32),
+        beta_slow=float(scaling.get("beta_slow") or 1),
+        truncate=bool(scaling.get("truncate", True)),
+        attention_factor=float(attention_factor),
+    )
+
+
+def _mscale(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _number(scaling: Mapping[str, Any], name: str) -> float:
+    value = scaling.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise StartupError(
+            f"config.json: rope scaling {dict(scaling)} needs {name} as a positive number"
+        )
+    return float(value)

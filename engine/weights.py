@@ -1,0 +1,167 @@
+"""Loads a Hugging Face folder's safetensors straight into the decoder's fused tensors.
+
+Files are mapped, not read: each tensor is copied once, from the page cache to its place
+(converted to the wanted dtype on the way), and no second copy of the model ever exists.
+Every tensor must be there, of the right shape, and nothing else may be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from core.errors import StartupError
+from engine.decoder import DecoderWeights, LayerWeights, Linear
+from engine.model_config import ModelConfig
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_NOT_WEIGHTS = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
+"""Buffers that older versions of transformers saved."""
+
+
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[str], None],
+) -> DecoderWeights:
+    """Allocates and fills all tensors. Raises StartupError naming the tensor or the file."""
+    files = _weight_files(folder)
+    plan = _Plan(config, dtype, device)
+    for number, path in enumerate(files, start=1):
+        progress(f"loading weights {number}/{len(files)}: {path.name}")
+        _load_file(path, plan)
+    missing = sorted(plan.pending)
+    if missing:
+        raise StartupError(
+            f"weights in {folder}: {len(missing)} tensors are missing, first {missing[0]}"
+        )
+    return plan.weights
+
+
+class _Plan:
+    """Where each named tensor goes: views into the tensors of `weights`, not yet filled."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.pending: dict[str, torch.Tensor] = {}
+        self._filled: set[str] = set()
+        self._dtype = dtype
+        self._device = device
+        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._ignored = {"lm_head.weight"} if config.has_tied_embeddings else set()
+        lm_head = embedding
+        if not config.has_tied_embeddings:
+            lm_head = self._tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+        self.weights = DecoderWeights(
+            embedding=embedding,
+            layers=tuple(self._layer(config, index) for index in range(config.num_layers)),
+            final_norm=self._tensor("model.norm.weight", config.hidden_size),
+            lm_head=lm_head,
+        )
+
+    def fill(self, name: str, source: torch.Tensor) -> None:
+        """Copies one tensor of a file to its place."""
+        if name in self._ignored or name.endswith(_NOT_WEIGHTS):
+            return
+        if name in self._filled:
+            raise StartupError(f"tensor {name} occurs twice")
+        target = self.pending.pop(name, None)
+        if target is None:
+            raise StartupError(f"unexpected tensor {name}: config.json gives it no place")
+        if source.shape != target.shape:
+            raise StartupError(
+                f"tensor {name} has shape {list(source.shape)}, "
+                f"config.json asks for {list(target.shape)}"
+            )
+        if not source.is_floating_point():
+            raise StartupError(f"tensor {name} has dtype {source.dtype}, not a floating one")
+        target.copy_(source)
+        self._filled.add(name)
+
+    def _layer(self, config: ModelConfig, index: int) -> LayerWeights:
+        prefix = f"model.layers.{index}."
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        hidden, inner = config.hidden_size, config.intermediate_size
+        q_norm = k_norm = None
+        if config.has_qk_norm:
+            q_norm = self._tensor(attention + "q_norm.weight", config.head_dim)
+            k_norm = self._tensor(attention + "k_norm.weight", config.head_dim)
+        return LayerWeights(
+            input_norm=self._tensor(prefix + "input_layernorm.weight", hidden),
+            qkv=self._linear(
+                {
+                    attention + "q_proj": config.q_size,
+                    attention + "k_proj": config.kv_size,
+                    attention + "v_proj": config.kv_size,
+                },
+                hidden,
+                config.has_qkv_bias,
+            ),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            output=self._linear({attention + "o_proj": hidden}, config.q_size, config.has_o_bias),
+            post_attention_norm=self._tensor(prefix + "post_attention_layernorm.weight", hidden),
+            gate_up=self._linear(
+                {mlp + "gate_proj": inner, mlp + "up_proj": inner}, hidden, config.has_mlp_bias
+            ),
+            down=self._linear({mlp + "down_proj": hidden}, inner, config.has_mlp_bias),
+        )
+
+    def _linear(self, parts: dict[str, int], num_inputs: int, has_bias: bool) -> Linear:
+        """One matrix of the rows of all `parts` (module name -> rows), in order."""
+        num_outputs = sum(parts.values())
+        weight = self._empty(num_outputs, num_inputs)
+        bias = self._empty(num_outputs) if has_bias else None
+        first = 0
+        for name, size in parts.items():
+            self.pending[name + ".weight"] = weight[first : first + size]
+            if bias is not None:
+                self.pending[name + ".bias"] = bias[first : first + size]
+            first += size
+        return Linear(weight, bias)
+
+    def _tensor(self, name: str, *shape: int) -> torch.Tensor:
+        tensor = self._empty(*shape)
+        self.pending[name] = tensor
+        return tensor
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+
+def _load_file(path: Path, plan: _Plan) -> None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - safe_open is not a mapping
+                plan.fill(name, file.get_tensor(name))
+    except StartupError as error:
+        raise StartupError(f"{path}: {error.message}") from None
+    except (OSError, SafetensorError) as error:
+        raise StartupError(f"cannot read weights {path}: {error}") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors: the files of its index, else the single one."""
+    index = folder / _INDEX_FILE
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise StartupError(f"cannot read {index}: {type(error).__name__}: {error}") from error
+        for name in names:
+            if not (folder / name).is_file():
+                raise StartupError(f"weights file {folder / name}, named by the index, is missing")
+        return [folder / name for name in names]
+    if (folder / _SINGLE_FILE).is_file():
+        return [folder / _SINGLE_FILE]
+    if any(folder.glob("*.bin")):
+        raise StartupError(
+            f"model folder {folder} has pickled weights (.bin) only; convert them to safetensors"
+        )
+    raise StartupError(f"model folder {folder} has neither {_SINGLE_FILE} nor {_INDEX_FILE}")
