@@ -1,0 +1,254 @@
+"""Prefill → transfer → decode with real workers and a small random model."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from baton.v1 import types_pb2, worker_pb2
+from core.errors import FailedPrecondition, InvalidArgument, from_exception
+from decode_svc.service import DecodeService
+from tests import tiny_models
+from tests.engine.harness import make_prompt, reference_tokens
+from tests.worker.pair import Pair, pair, worker
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.build(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="module")
+def expected():  # type: ignore[no-untyped-def]
+    model = tiny_models.random_model(tiny_models.VARIANTS["llama"])
+    return lambda prompt, num_outputs=8: reference_tokens(model, prompt, num_outputs)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "nixl"])
+async def test_tokens_equal_those_of_transformers_at_every_block_boundary(
+    folder: Path, expected, transport: str
+) -> None:
+    async with pair(folder, transport) as both:
+        for length in (1, 15, 16, 17, 32, 50):
+            prompt = make_prompt(length)
+            result = await both.generate(prompt, f"r{length}")
+            assert result.output == expected(prompt)
+            assert result.finish_reason == types_pb2.FINISH_REASON_LENGTH
+            assert result.transferred_blocks == -(-length // 16)
+
+
+async def test_a_prompt_in_several_chunks_is_announced_as_it_is_computed(
+    folder: Path, expected
+) -> None:
+    chunks = {"max_num_batched_tokens": 32, "max_num_seqs": 32}
+    async with pair(folder, prefill=chunks) as both:
+        prompt = make_prompt(150)
+        assert (await both.generate(prompt, "long")).output == expected(prompt)
+
+
+async def test_mixed_lengths_at_once_are_all_right(folder: Path, expected) -> None:
+    async with pair(folder) as both:
+        prompts = [make_prompt(length) for length in range(1, 90, 7)]
+        results = await asyncio.gather(
+            *(both.generate(prompt, f"r{i}") for i, prompt in enumerate(prompts))
+        )
+        assert [r.output for r in results] == [expected(prompt) for prompt in prompts]
+
+
+async def test_a_repeated_prompt_computes_one_block_and_moves_only_what_decode_lacks(
+    folder: Path, expected
+) -> None:
+    async with pair(folder) as both:
+        prompt = make_prompt(64)
+        first = await both.generate(prompt, "first")
+        second = await both.generate(prompt, "second")
+        assert (first.cached_tokens, first.transferred_blocks) == (0, 4)
+        assert (second.cached_tokens, second.transferred_blocks) == (48, 0)
+        assert second.output == first.output == expected(prompt)
+
+
+async def test_a_small_decode_pool_preempts_and_still_gives_the_right_tokens(
+    folder: Path, expected
+) -> None:
+    async with pair(folder, decode={"num_gpu_blocks_override": 12}) as both:
+        prompts = [make_prompt(20, seed) for seed in range(6)]
+        results = await asyncio.gather(
+            *(both.generate(prompt, f"r{i}", max_tokens=50) for i, prompt in enumerate(prompts))
+        )
+        assert [r.output for r in results] == [expected(prompt, 50) for prompt in prompts]
+
+
+async def test_a_small_prefill_pool_serves_many_requests_one_after_the_other(
+    folder: Path, expected
+) -> None:
+    async with pair(folder, prefill={"num_gpu_blocks_override": 6}) as both:
+        prompts = [make_prompt(60, seed) for seed in range(6)]
+        results = await asyncio.gather(
+            *(both.generate(prompt, f"r{i}") for i, prompt in enumerate(prompts))
+        )
+        assert [r.output for r in results] == [expected(prompt) for prompt in prompts]
+
+
+async def test_a_request_that_ends_with_its_first_token_is_not_handed_off(folder: Path) -> None:
+    async with pair(folder) as both:
+        result = await both.generate(make_prompt(40), "one", max_tokens=1)
+        assert len(result.output) == 1
+        assert result.finish_reason == types_pb2.FINISH_REASON_LENGTH
+
+
+async def test_a_second_attempt_goes_on_where_the_first_one_stopped(folder: Path, expected) -> None:
+    async with pair(folder) as both:
+        prompt = make_prompt(33)
+        whole = expected(prompt, 12)
+        result = await both.generate(
+            prompt, "again", max_tokens=12, attempt=2, output_token_ids=whole[:5]
+        )
+        assert result.tokens == dict(list(enumerate(whole))[5:])
+
+
+async def _start_long(both: Pair, name: str) -> None:
+    await both.send(both.dispatch(make_prompt(40), name, max_tokens=400))
+
+
+@pytest.mark.parametrize("transport", ["tcp", "nixl"])
+@pytest.mark.parametrize("delay_s", [0.0, 0.003, 0.01, 0.02, 0.05, 0.2])
+async def test_an_abort_at_any_time_frees_everything(
+    folder: Path, expected, transport: str, delay_s: float
+) -> None:
+    async with pair(folder, transport) as both:
+        await asyncio.gather(*(_start_long(both, f"r{i}") for i in range(4)))
+        await asyncio.sleep(delay_s)
+        await asyncio.gather(*(both.abort(f"r{i}") for i in range(4)))
+        await both.until_idle()
+        prompt = make_prompt(40)
+        assert (await both.generate(prompt, "next")).output == expected(prompt)
+
+
+async def test_an_abort_of_an_unknown_request_is_harmless_and_refuses_it_later(
+    folder: Path,
+) -> None:
+    async with pair(folder) as both:
+        await both.abort("ghost")
+        await both.abort("ghost")
+        with pytest.raises(Exception, match="aborted before it arrived"):
+            await both.generate(make_prompt(5), "ghost")
+
+
+async def test_a_router_that_leaves_frees_what_it_sent(folder: Path, expected) -> None:
+    async with pair(folder) as both:
+        await asyncio.gather(*(_start_long(both, f"r{i}") for i in range(4)))
+        await both.detach()
+        await both.until_idle()
+        await both.attach()
+        prompt = make_prompt(40)
+        assert (await both.generate(prompt, "next")).output == expected(prompt)
+
+
+async def test_a_request_over_its_time_ends_with_deadline_exceeded(folder: Path) -> None:
+    async with pair(folder) as both:
+        result = await both.generate(make_prompt(5), "slow", max_tokens=400, timeout_s=0.05)
+        assert type(result.error).__name__ == "DeadlineExceeded"
+
+
+async def test_a_lost_lease_fails_the_attempt_and_leaves_nothing_behind(
+    folder: Path, expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(folder, prefill={"lease_s": 0.05}) as both:
+        transport = both.decode.host.transport
+        real_pull = transport.pull
+
+        def late_pull(agent, copies):  # type: ignore[no-untyped-def]
+            pull = real_pull(agent, copies)
+            real_done = pull.done
+
+            async def done() -> None:
+                await real_done()
+                await asyncio.sleep(0.2)
+
+            pull.done = done  # type: ignore[method-assign]
+            return pull
+
+        monkeypatch.setattr(transport, "pull", late_pull)
+        result = await both.generate(make_prompt(40), "late")
+        assert type(result.error).__name__ == "Unavailable"
+        assert "lease" in str(result.error)
+        await both.until_idle()
+        monkeypatch.undo()
+        prompt = make_prompt(40)
+        assert (await both.generate(prompt, "next")).output == expected(prompt)
+
+
+async def test_exports_that_nobody_fetches_expire_without_traffic(folder: Path) -> None:
+    settings: dict[str, object] = {"lease_s": 0.2}
+    async with pair(folder, prefill=settings) as both:
+        result = await both.send(both.dispatch(make_prompt(40), "lost"))
+        await result.first_token.wait()
+        # Decode forgets the request without telling prefill.
+        both.decode.host.service._requests.get(("lost", 1)).is_released = True  # type: ignore[attr-defined]
+        both.decode.host.service.abort(("lost", 1))
+        await both.until_idle()
+
+
+async def test_workers_that_do_not_fit_together_are_refused_with_both_values(
+    folder: Path,
+) -> None:
+    async with (
+        pair(folder) as both,
+        worker(folder, DecodeService, "d1", block_size=32) as other,
+    ):
+        channel_pair = Pair(both.prefill, other)
+        await channel_pair.attach()
+        try:
+            with pytest.raises(Exception, match="do not fit") as caught:
+                await channel_pair.send(channel_pair.dispatch(make_prompt(5), "x"))
+            error = from_exception(caught.value)
+            assert isinstance(error, FailedPrecondition)
+            assert "block_size: own 32, peer 16" in error.message or (
+                "block_size: own 16, peer 32" in error.message
+            )
+        finally:
+            await channel_pair.close()
+
+
+@pytest.mark.parametrize("length", [0, 512, 600])
+async def test_a_dispatch_that_cannot_be_served_is_refused_by_decode_at_once(
+    folder: Path, length: int
+) -> None:
+    async with pair(folder) as both:
+        with pytest.raises(Exception) as caught:
+            await both.send(both.dispatch([1] * length, "bad"))
+        error = from_exception(caught.value)
+        assert isinstance(error, InvalidArgument)
+        assert error.field == "prompt_token_ids"
+
+
+async def test_a_step_that_fails_on_the_device_fails_its_requests_only(
+    folder: Path, expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(folder) as both:
+        runner = both.decode.host.engine.runner
+
+        def broken(batch):  # type: ignore[no-untyped-def]
+            raise RuntimeError("device lost")
+
+        monkeypatch.setattr(type(runner), "execute", broken)
+        result = await both.generate(make_prompt(20), "broken")
+        assert result.error is not None
+        monkeypatch.undo()
+        await both.until_idle()
+        prompt = make_prompt(20)
+        assert (await both.generate(prompt, "next")).output == expected(prompt)
+
+
+async def test_a_repeated_dispatch_starts_nothing_twice(folder: Path, expected) -> None:
+    async with pair(folder) as both:
+        prompt = make_prompt(40)
+        dispatch = both.dispatch(prompt, "twice")
+        result = await both.send(dispatch)
+        await both.decode_stub.Decode(
+            worker_pb2.DecodeRequest(dispatch=dispatch, prefill=both.prefill.address)
+        )
+        await result.ended.wait()
+        assert result.output == expected(prompt)
