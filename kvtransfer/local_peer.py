@@ -67,8 +67,9 @@ class LocalPeer:
         self.descriptor = kv_transfer_pb2.TransportDescriptor.FromString(message)
 
     def stall(self) -> None:
-        """Stops it in its tracks (SIGSTOP), as a hung machine would look."""
+        """Stops it in its tracks (SIGSTOP), as a hung machine would look; returns when it did."""
         os.kill(self._pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._pid, os.WSTOPPED)
 
     def resume(self) -> None:
         os.kill(self._pid, signal.SIGCONT)

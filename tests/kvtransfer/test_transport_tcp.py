@@ -1,0 +1,109 @@
+"""The tcp transport's owner keeps its memory to readers that speak the protocol."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from baton.v1 import kv_transfer_pb2
+from core.errors import StartupError, TransferError
+from kvtransfer import nixl_agent
+from kvtransfer.base import MemoryRegion
+from kvtransfer.local_peer import LOOPBACK, HostPool, block_content
+from kvtransfer.select import make_transport
+from kvtransfer.tcp_frames import ACCEPTED, runs, send_frame
+from kvtransfer.tcp_server import TcpServer
+from kvtransfer.tcp_transport import TcpTransport
+
+BLOCK_BYTES = 64
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of an owner `p@1` of four blocks with seed 7."""
+    pool = HostPool(4, BLOCK_BYTES)
+    pool.fill(7)
+    server = TcpServer("p@1", pool.region)
+    yield server.start(LOOPBACK)
+    server.close()
+
+
+@pytest.fixture
+def reader(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection((LOOPBACK, port), timeout=3.0) as connection:
+        yield connection
+
+
+def greet(connection: socket.socket, agent: str) -> bytes:
+    send_frame(connection, kv_transfer_pb2.TcpHello(agent=agent))
+    return connection.recv(1)
+
+
+def test_a_reader_gets_the_blocks_in_the_order_it_asked_for(reader: socket.socket) -> None:
+    assert greet(reader, "p@1") == ACCEPTED
+    send_frame(reader, kv_transfer_pb2.TcpRead(block_ids=[3, 0]))
+    answer = reader.recv(2 * BLOCK_BYTES, socket.MSG_WAITALL)
+    assert answer == block_content(7, 3, BLOCK_BYTES) + block_content(7, 0, BLOCK_BYTES)
+
+
+def test_a_reader_of_a_former_life_is_cut_off(reader: socket.socket) -> None:
+    assert greet(reader, "p@0") == b""
+
+
+@pytest.mark.parametrize("block_id", [4, -1])
+def test_a_block_outside_the_pool_cuts_the_reader_off(reader: socket.socket, block_id: int) -> None:
+    greet(reader, "p@1")
+    send_frame(reader, kv_transfer_pb2.TcpRead(block_ids=[0, block_id]))
+    assert reader.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    "frame", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x03\xff\xff\xff"], ids=["long", "garbage"]
+)
+def test_a_frame_that_is_none_cuts_the_reader_off(reader: socket.socket, frame: bytes) -> None:
+    reader.sendall(frame)
+    assert reader.recv(1) == b""
+
+
+def test_a_silent_reader_does_not_hold_up_another(reader: socket.socket, port: int) -> None:
+    with socket.create_connection((LOOPBACK, port), timeout=3.0) as other:
+        assert greet(other, "p@1") == ACCEPTED
+
+
+def test_runs_join_neighbours_and_are_cut_at_a_mebibyte() -> None:
+    assert list(runs([5, 6, 2, 4], 100)) == [(500, 200), (200, 100), (400, 100)]
+    assert list(runs([1], 1 << 21)) == [(1 << 21, 1 << 20), (3 << 20, 1 << 20)]
+    assert list(runs([], 100)) == []
+
+
+async def test_tcp_refuses_device_memory() -> None:
+    transport = TcpTransport("p@1", MemoryRegion(0, 1, BLOCK_BYTES, memory="VRAM"), LOOPBACK)
+    with pytest.raises(StartupError, match="only host memory"):
+        await transport.start()
+
+
+async def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
+    transport = TcpTransport("p@1", HostPool(1, BLOCK_BYTES).region, "192.0.2.1")
+    with pytest.raises(StartupError, match=r"cannot listen on 192\.0\.2\.1"):
+        await transport.start()
+
+
+async def test_a_peer_of_another_transport_is_refused() -> None:
+    transport = make_transport("tcp", "r@1", HostPool(1, BLOCK_BYTES).region, LOOPBACK)
+    with pytest.raises(TransferError, match="speaks 'nixl'"):
+        await transport.connect(
+            kv_transfer_pb2.TransportDescriptor(transport="nixl", agent="p@1", block_bytes=64)
+        )
+
+
+def test_an_unknown_transport_does_not_start() -> None:
+    with pytest.raises(StartupError, match="'rdma' is not one of nixl, tcp"):
+        make_transport("rdma", "r@1", HostPool(1, BLOCK_BYTES).region, LOOPBACK)
+
+
+def test_nixl_without_its_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_agent, "NIXL_MODULES", ())
+    with pytest.raises(StartupError, match="neither nixl-cu12 nor nixl-cu13 is installed"):
+        make_transport("nixl", "r@1", HostPool(1, BLOCK_BYTES).region, LOOPBACK)
