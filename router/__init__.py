@@ -1,0 +1,1 @@
+"""The router: validates, chooses workers, retries, and streams text to clients."""

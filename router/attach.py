@@ -1,0 +1,174 @@
+"""The router's line to one worker: a channel, the Attach stream, and what it has told us.
+
+The stream is the heartbeat: a worker whose stream is alive lives, whatever Redis says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+
+from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from core.errors import BatonError, Unavailable
+from core.logs import event
+from core.rpc import open_channel
+
+logger = logging.getLogger(__name__)
+
+_MIN_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 2.0
+
+DispatchKey = tuple[str, int]
+"""(request id as workers know it, attempt)."""
+
+
+class OutputSink(Protocol):
+    """Takes what a worker says about one dispatch. Must not raise."""
+
+    def on_output(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
+        """New tokens, the end, or an error."""
+
+    def on_lost(self, link: WorkerLink, error: BatonError) -> None:
+        """The worker cannot be reached; nothing more will come from it."""
+
+
+class WorkerLink:
+    """One worker in one life (epoch). `run` holds the stream open until cancelled."""
+
+    def __init__(
+        self,
+        record: types_pb2.WorkerRecord,
+        router_id: str,
+        silence_s: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.record = record
+        self.state: types_pb2.WorkerState.ValueType = record.state
+        self.load: types_pb2.Load | None = None
+        self.load_at = 0.0
+        self.lost_at = time.monotonic()
+        self.is_attached = False
+        self._router_id = router_id
+        self._silence_s = silence_s
+        self._on_change = on_change
+        self._sinks: dict[DispatchKey, OutputSink] = {}
+        self._sent_since_report: dict[DispatchKey, int] = {}
+        self._channel = open_channel(record.address)
+        self.worker = worker_pb2_grpc.WorkerStub(self._channel)
+        self.prefill = worker_pb2_grpc.PrefillStub(self._channel)
+        self.decode = worker_pb2_grpc.DecodeStub(self._channel)
+
+    @property
+    def worker_id(self) -> str:
+        return self.record.worker_id
+
+    @property
+    def epoch(self) -> int:
+        return self.record.epoch
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests may go there."""
+        return self.is_attached and self.state == types_pb2.WORKER_STATE_READY
+
+    @property
+    def address(self) -> worker_pb2.WorkerAddress:
+        """As the other worker of a pair needs it."""
+        return worker_pb2.WorkerAddress(
+            worker_id=self.worker_id, address=self.record.address, epoch=self.epoch
+        )
+
+    def fresh_load(self, max_age_s: float) -> types_pb2.Load | None:
+        """The last report, or None when it is older than `max_age_s`."""
+        is_fresh = self.load_at > 0 and time.monotonic() - self.load_at <= max_age_s
+        return self.load if is_fresh else None
+
+    @property
+    def num_sent_since_report(self) -> int:
+        """Dispatches that the last load report cannot know of."""
+        return len(self._sent_since_report)
+
+    @property
+    def tokens_sent_since_report(self) -> int:
+        """Tokens to compute in them."""
+        return sum(self._sent_since_report.values())
+
+    def subscribe(self, key: DispatchKey, sink: OutputSink, num_tokens: int) -> None:
+        """Outputs of dispatch `key` go to `sink` until `unsubscribe`.
+
+        `num_tokens` is what it adds to the worker's load until the next report tells.
+        """
+        self._sinks[key] = sink
+        self._sent_since_report[key] = num_tokens
+
+    def unsubscribe(self, key: DispatchKey) -> None:
+        """Forgets `key`; a no-op when it is not known."""
+        self._sinks.pop(key, None)
+        self._sent_since_report.pop(key, None)
+
+    async def run(self) -> None:
+        """Attaches, and attaches again when the stream is lost, until cancelled."""
+        backoff_s = _MIN_BACKOFF_S
+        try:
+            while True:
+                reason = await self._read_stream()
+                if self.is_attached:
+                    backoff_s = _MIN_BACKOFF_S
+                self._lost(reason)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+        finally:
+            self._lost("the router let go of it")
+            await self._channel.close(None)
+
+    async def _read_stream(self) -> str:
+        """Reads one Attach stream to its end and says why it ended."""
+        call = self.worker.Attach(worker_pb2.AttachRequest(router_id=self._router_id))
+        try:
+            while True:
+                async with asyncio.timeout(self._silence_s):
+                    message = await call.read()
+                if not isinstance(message, worker_pb2.WorkerMessage):
+                    return "the worker ended the stream"
+                self._receive(message)
+        except TimeoutError:
+            return f"silent for {self._silence_s:g} s"
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        finally:
+            call.cancel()
+
+    def _receive(self, message: worker_pb2.WorkerMessage) -> None:
+        is_news = not self.is_attached
+        if is_news:
+            self.is_attached = True
+            event(logger, logging.INFO, "worker_attached", worker_id=self.worker_id)
+        if message.HasField("load"):
+            self.load, self.load_at = message.load, time.monotonic()
+            self._sent_since_report.clear()
+        if message.state and message.state != self.state:
+            self.state = message.state
+            is_news = True
+        if is_news:
+            self._on_change()
+        for output in message.outputs:
+            sink = self._sinks.get((output.request_id, output.attempt))
+            if sink is not None:
+                sink.on_output(self, output)
+
+    def _lost(self, reason: str) -> None:
+        if self.is_attached:
+            self.is_attached = False
+            self.lost_at = time.monotonic()
+            event(logger, logging.WARNING, "worker_lost", worker_id=self.worker_id, reason=reason)
+            self._on_change()
+        self.load = None
+        self.load_at = 0.0
+        error = Unavailable(f"worker {self.worker_id} cannot be reached: {reason}")
+        for sink in list(self._sinks.values()):
+            sink.on_lost(self, error)

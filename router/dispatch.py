@@ -1,0 +1,192 @@
+"""One attempt at a request: a pair of workers is told, their outputs are taken in.
+
+    Decode(request) to D, then Prefill(request) to P  ->  outputs on both Attach streams
+
+D is told first, so that it knows the request when P asks it for room. Whatever ends the
+attempt early, both workers are told to drop it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from baton.v1 import types_pb2, worker_pb2
+from core.errors import ERROR_METADATA_KEY, BatonError, Unavailable, from_detail, from_exception
+from core.logs import event
+from core.tasks import TaskSet
+from router.attach import WorkerLink
+
+logger = logging.getLogger(__name__)
+
+_CALL_TIMEOUT_S = 10.0
+_PREFILL_REPORT_TIMEOUT_S = 0.5
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The pair of workers of one attempt."""
+
+    prefill: WorkerLink
+    decode: WorkerLink
+    num_missing_tokens: int
+    """What prefill must compute, as far as the index knows."""
+
+    @property
+    def links(self) -> tuple[WorkerLink, WorkerLink]:
+        return (self.prefill, self.decode)
+
+
+class AttemptFailed(Exception):
+    """An attempt ended without an outcome. `suspects`: workers to avoid in the next one."""
+
+    def __init__(self, error: BatonError, suspects: frozenset[str]) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.suspects = suspects
+
+
+class Attempt:
+    """An OutputSink for one (request, attempt). Use once: `await run()`.
+
+    `receive` takes in each output and says whether a stop string ended the request.
+    """
+
+    def __init__(
+        self,
+        dispatch: worker_pb2.Dispatch,
+        placement: Placement,
+        receive: Callable[[worker_pb2.SequenceOutput], bool],
+        tasks: TaskSet,
+    ) -> None:
+        self._message = dispatch
+        self._placement = placement
+        self._receive = receive
+        self._tasks = tasks
+        self._key = (dispatch.request_id, dispatch.attempt)
+        loop = asyncio.get_running_loop()
+        self._outcome: asyncio.Future[types_pb2.FinishReason.ValueType] = loop.create_future()
+        self._prefill_reported = asyncio.Event()
+        self._must_abort = True
+        self.cached_tokens = 0
+        self.transferred_blocks = 0
+
+    async def run(self) -> types_pb2.FinishReason.ValueType:
+        """Returns how the request ended. Raises AttemptFailed."""
+        placement = self._placement
+        placement.prefill.subscribe(self._key, self, placement.num_missing_tokens)
+        placement.decode.subscribe(self._key, self, 0)
+        telling = self._tasks.start(self._tell())
+        try:
+            reason = await self._outcome
+            await self._wait_for_prefill_report()
+            return reason
+        finally:
+            self._outcome.cancel()
+            for link in placement.links:
+                link.unsubscribe(self._key)
+            if self._must_abort:
+                self._tasks.start(self._abort(telling))
+
+    def on_output(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
+        """Takes one worker's message; whatever is wrong with it fails the attempt."""
+        try:
+            self._take(link, output)
+        except Exception as error:
+            logger.exception("output of %s cannot be used", link.worker_id)
+            self._fail(from_exception(error), *self._placement.links)
+
+    def on_lost(self, link: WorkerLink, error: BatonError) -> None:
+        """Fails the attempt: what the worker knew of it is gone."""
+        self._fail(error, link)
+
+    def _take(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
+        if link is self._placement.prefill:
+            self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+            self._prefill_reported.set()
+        else:
+            self.transferred_blocks = max(self.transferred_blocks, output.transferred_blocks)
+        if self._outcome.done():
+            return
+        if output.HasField("error"):
+            # A worker reports its partner's faults too, so both are suspects.
+            self._fail(from_detail(output.error), *self._placement.links)
+        elif self._receive(output):
+            self._outcome.set_result(types_pb2.FINISH_REASON_STOP)
+        elif output.finish_reason:
+            self._must_abort = False
+            self._outcome.set_result(output.finish_reason)
+
+    def _fail(self, error: BatonError, *suspects: WorkerLink) -> None:
+        if not self._outcome.done():
+            names = frozenset(link.worker_id for link in suspects)
+            self._outcome.set_exception(AttemptFailed(error, names))
+
+    async def _wait_for_prefill_report(self) -> None:
+        """Decode's stream may overtake prefill's, which alone says how much was cached."""
+        try:
+            async with asyncio.timeout(_PREFILL_REPORT_TIMEOUT_S):
+                await self._prefill_reported.wait()
+        except TimeoutError:
+            event(logger, logging.WARNING, "prefill_report_missing", request_id=self._key[0])
+
+    async def _tell(self) -> None:
+        prefill, decode = self._placement.links
+        await self._call(
+            decode,
+            decode.decode.Decode,
+            worker_pb2.DecodeRequest(dispatch=self._message, prefill=prefill.address),
+        )
+        if not self._outcome.done():
+            await self._call(
+                prefill,
+                prefill.prefill.Prefill,
+                worker_pb2.PrefillRequest(dispatch=self._message, decode=decode.address),
+            )
+
+    async def _call(self, link: WorkerLink, method: Any, request: Any) -> None:
+        try:
+            await method(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            self._fail(_worker_error(link, error), link)
+        except asyncio.CancelledError:
+            # The link's channel was closed under the call.
+            self._fail(Unavailable(f"worker {link.worker_id} went away"), link)
+            raise
+
+    async def _abort(self, telling: asyncio.Task[Any]) -> None:
+        """Tells both workers to drop the attempt, after they have heard of it."""
+        await asyncio.wait({telling})
+        request = worker_pb2.AbortRequest(request_id=self._key[0], attempt=self._key[1])
+        await asyncio.gather(*(self._abort_at(link, request) for link in self._placement.links))
+
+    async def _abort_at(self, link: WorkerLink, request: worker_pb2.AbortRequest) -> None:
+        try:
+            await link.worker.Abort(request, timeout=_CALL_TIMEOUT_S)
+        except (grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError) as error:
+            # The stream to it is broken too then, at which the worker aborts by itself.
+            event(
+                logger,
+                logging.DEBUG,
+                "abort_not_delivered",
+                worker_id=link.worker_id,
+                request_id=request.request_id,
+                error=type(error).__name__,
+            )
+
+
+def _worker_error(link: WorkerLink, error: grpc.RpcError) -> BatonError:
+    """What a refused dispatch means for the request.
+
+    A worker's own answer counts as it is. Without one the call did not get through, which
+    another worker may cure.
+    """
+    metadata: Any = error.trailing_metadata() or ()
+    if any(key == ERROR_METADATA_KEY for key, _ in metadata):
+        return from_exception(error)
+    return Unavailable(f"worker {link.worker_id}: {error.code().name}: {error.details()}")

@@ -1,0 +1,58 @@
+"""Tokens of one request, however often workers repeat them, to text in the output log."""
+
+from __future__ import annotations
+
+from baton.v1 import types_pb2, worker_pb2
+from core.errors import InternalError
+from core.tokenizer import Detokenizer, StopMatcher
+from router.outputs import OutputLog
+
+
+class OutputText:
+    """Orders, removes duplicates, detokenizes and applies stop strings.
+
+    It lives as long as the request, across attempts. Stop strings do not count before
+    `min_tokens` tokens are out.
+    """
+
+    def __init__(
+        self, log: OutputLog, detokenizer: Detokenizer, stop: tuple[str, ...], min_tokens: int
+    ) -> None:
+        self._log = log
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(stop)
+        self._min_tokens = min_tokens
+
+    def add(self, output: worker_pb2.SequenceOutput) -> bool:
+        """Appends what is new in `output`. True when a stop string ends the request.
+
+        Raises InternalError when tokens before `output` are missing: each worker sends its
+        tokens in order and decode begins with prefill's, so that is a worker's fault.
+        """
+        log = self._log
+        num_known = len(log.token_ids) - output.output_index
+        if num_known < 0:
+            raise InternalError(
+                f"output begins at token {output.output_index}; the next is {len(log.token_ids)}"
+            )
+        ends_by_token = output.finish_reason == types_pb2.FINISH_REASON_STOP
+        last = len(output.token_ids) - 1
+        for position in range(num_known, len(output.token_ids)):
+            token_id = output.token_ids[position]
+            # The token that ends the text is not part of it.
+            text = "" if ends_by_token and position == last else self._text(token_id)
+            logprobs = output.logprobs[position] if output.logprobs else None
+            log.append(token_id, text, logprobs)
+            if self._matcher.is_stopped:
+                return True
+        return False
+
+    def flush(self) -> str:
+        """The text held back, once no more tokens will come; empty after a stop string."""
+        return self._matcher.add(self._detokenizer.flush()) + self._matcher.flush()
+
+    def _text(self, token_id: int) -> str:
+        text = self._detokenizer.add(token_id)
+        if len(self._log.token_ids) + 1 < self._min_tokens:
+            return text
+        return self._matcher.add(text)

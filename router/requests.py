@@ -1,0 +1,122 @@
+"""Requests in flight and lately finished, by the id that the client chose.
+
+A second call with the same id and content joins the first: it gets everything from the
+first token on. When the last of its callers leaves, a request is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from baton.v1 import inference_pb2
+from core.errors import AlreadyExists
+from router.request import Generation, RequestRun
+
+REMEMBER_S = 60.0
+MAX_REMEMBERED = 1024
+
+
+@dataclass(eq=False)
+class _Entry:
+    request_id: str
+    run: RequestRun
+    task: asyncio.Task[None]
+    digest: bytes
+    is_named: bool
+    """Whether the client chose the id; only then can a second call come."""
+    finished_at: float = 0.0
+
+
+class RequestTable:
+    """Runs requests. `Generation` is what they share."""
+
+    def __init__(self, shared: Generation) -> None:
+        self._shared = shared
+        self._numbers = itertools.count()
+        self._running: dict[str, _Entry] = {}
+        self._finished: OrderedDict[str, _Entry] = OrderedDict()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @contextmanager
+    def follow(
+        self, request: inference_pb2.GenerateRequest, deadline: float
+    ) -> Iterator[AsyncIterator[inference_pb2.GenerateResponse]]:
+        """Outputs of `request`, started now or joined. Raises AlreadyExists.
+
+        `deadline` (event loop time) counts for a request that this call starts. Leaving the
+        context gives the caller's interest up.
+        """
+        entry = self._join(request) or self._start(request, deadline)
+        try:
+            with entry.run.log.subscribe() as messages:
+                yield messages
+        finally:
+            if entry.run.log.num_subscribers == 0 and not entry.task.done():
+                self._forget(entry)
+                entry.task.cancel()
+
+    async def close(self) -> None:
+        """Cancels every request and waits until they have ended."""
+        tasks = [entry.task for entry in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _join(self, request: inference_pb2.GenerateRequest) -> _Entry | None:
+        self._forget_old()
+        request_id = request.request_id
+        entry = self._running.get(request_id) or self._finished.get(request_id)
+        if entry is None:
+            return None
+        if entry.digest != _digest(request):
+            raise AlreadyExists(
+                f"request_id {request_id!r} is in use for another request", field="request_id"
+            )
+        return entry
+
+    def _start(self, request: inference_pb2.GenerateRequest, deadline: float) -> _Entry:
+        digest = _digest(request)
+        is_named = bool(request.request_id)
+        if not is_named:
+            request.request_id = uuid.uuid4().hex
+        worker_request_id = f"{self._shared.router_id}/{next(self._numbers)}/{request.request_id}"
+        run = RequestRun(request, worker_request_id, deadline, self._shared)
+        task = asyncio.get_running_loop().create_task(run.run())
+        entry = _Entry(request.request_id, run, task, digest, is_named)
+        self._running[request.request_id] = entry
+        task.add_done_callback(lambda _: self._ended(entry))
+        return entry
+
+    def _forget(self, entry: _Entry) -> None:
+        if self._running.get(entry.request_id) is entry:
+            del self._running[entry.request_id]
+
+    def _ended(self, entry: _Entry) -> None:
+        self._forget(entry)
+        # A failed request is run again when it is asked for again.
+        if entry.is_named and entry.run.log.is_finished:
+            entry.finished_at = asyncio.get_running_loop().time()
+            self._finished[entry.request_id] = entry
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        horizon = asyncio.get_running_loop().time() - REMEMBER_S
+        while self._finished:
+            request_id, entry = next(iter(self._finished.items()))
+            if entry.finished_at > horizon and len(self._finished) <= MAX_REMEMBERED:
+                return
+            del self._finished[request_id]
+
+
+def _digest(request: inference_pb2.GenerateRequest) -> bytes:
+    return hashlib.sha256(request.SerializeToString(deterministic=True)).digest()

@@ -1,0 +1,98 @@
+"""The public gRPC API: thin servicers over the request table and the worker pool."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
+from core.model_folder import ModelFolder
+from router.attach import WorkerLink
+from router.request import Generation
+from router.requests import RequestTable
+from router.validate import check_request_id
+
+_STATUS_TIMEOUT_S = 2.0
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """Errors leave as core.errors; the server's interceptor puts them on the wire."""
+
+    def __init__(
+        self,
+        table: RequestTable,
+        shared: Generation,
+        folder: ModelFolder,
+        request_timeout_s: float,
+    ) -> None:
+        self._table = table
+        self._shared = shared
+        self._folder = folder
+        self._request_timeout_s = request_timeout_s
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        check_request_id(request.request_id)
+        remaining_s = context.time_remaining()
+        timeout_s = self._request_timeout_s
+        if remaining_s is not None:
+            timeout_s = min(timeout_s, remaining_s)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        with self._table.follow(request, deadline) as messages:
+            async for message in messages:
+                yield message
+
+    async def GetModel(
+        self, request: inference_pb2.GetModelRequest, context: Any
+    ) -> inference_pb2.ModelInfo:
+        limits = self._shared.current_limits()
+        fingerprint = self._shared.placer.pool.fingerprint or types_pb2.Fingerprint()
+        return inference_pb2.ModelInfo(
+            name=limits.served_name,
+            architecture=self._folder.architecture,
+            vocab_size=limits.vocab_size,
+            max_model_len=limits.max_model_len,
+            block_size=fingerprint.block_size,
+            eos_token_ids=limits.eos_token_ids,
+            dtype=fingerprint.dtype,
+        )
+
+    async def GetStatus(
+        self, request: inference_pb2.GetStatusRequest, context: Any
+    ) -> inference_pb2.GetStatusResponse:
+        pool = self._shared.placer.pool
+        workers = await asyncio.gather(
+            *(_worker_status(link, request.audit) for link in pool.links)
+        )
+        return inference_pb2.GetStatusResponse(
+            workers=workers,
+            router=inference_pb2.RouterStatus(
+                num_requests=self._table.num_running,
+                redis_ok=pool.is_registry_ok,
+                model=self._shared.limits.served_name,
+                pid=os.getpid(),
+            ),
+        )
+
+
+async def _worker_status(link: WorkerLink, audit: bool) -> worker_pb2.WorkerStatus:
+    """The worker's own answer, or what the registry said of it with state UNREACHABLE."""
+    try:
+        return await link.worker.GetWorkerStatus(
+            worker_pb2.WorkerStatusRequest(audit=audit), timeout=_STATUS_TIMEOUT_S
+        )
+    except grpc.RpcError:
+        record = link.record
+        return worker_pb2.WorkerStatus(
+            id=record.worker_id,
+            role=record.role,
+            address=record.address,
+            pid=record.pid,
+            epoch=record.epoch,
+            state=types_pb2.WORKER_STATE_UNREACHABLE,
+        )

@@ -1,0 +1,267 @@
+"""Every rule that a GenerateRequest must keep, and the complete request made of it.
+
+    check_request (before tokenizing)  ->  tokenize  ->  complete_request (needs the length)
+
+Pure: values in, values or InvalidArgument out. Each error names the field, the limit and
+what was given.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.v1 import inference_pb2, types_pb2
+from core.errors import InvalidArgument, NotImplementedYet
+from core.model_folder import DefaultSampling
+from core.rpc import MAX_REQUEST_BYTES
+from core.sampling import SamplingParams
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGPROBS = 20
+MAX_TEMPERATURE = 100.0
+MAX_REPETITION_PENALTY = 100.0
+MAX_ADDITIVE_PENALTY = 2.0
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{0,128}")
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What the deployment can do. `max_model_len` is the least of context and KV pools."""
+
+    served_name: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    defaults: DefaultSampling
+
+
+@dataclass(frozen=True)
+class ResolvedRequest:
+    """A request with nothing left open."""
+
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop: tuple[str, ...]
+
+
+def check_request_id(request_id: str) -> None:
+    """Empty, or up to 128 visible ASCII characters."""
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise InvalidArgument(
+            "request_id must have at most 128 visible ASCII characters without spaces, got "
+            f"{len(request_id)} characters",
+            field="request_id",
+        )
+
+
+def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
+    """All rules that do not need the prompt's length in tokens."""
+    _check_not_built(request)
+    if request.model not in ("", limits.served_name):
+        raise InvalidArgument(
+            f"model {_short(request.model)} is unknown; this deployment serves "
+            f"{limits.served_name!r}",
+            field="model",
+        )
+    field = _check_input(request, limits.vocab_size)
+    num_bytes = request.ByteSize()
+    if num_bytes > MAX_REQUEST_BYTES:
+        raise InvalidArgument(
+            f"{field}: the request has {num_bytes} bytes; the limit is {MAX_REQUEST_BYTES}",
+            field=field,
+        )
+    _check_sampling(request.sampling, limits)
+
+
+def complete_request(
+    request: inference_pb2.GenerateRequest,
+    prompt_token_ids: Sequence[int],
+    limits: ModelLimits,
+    drawn_seed: int,
+) -> ResolvedRequest:
+    """Checks what depends on the prompt's length and fills in every default."""
+    num_prompt = len(prompt_token_ids)
+    field = input_field(request)
+    if num_prompt == 0:
+        raise InvalidArgument(f"{field} is empty: it has no tokens", field=field)
+    room = limits.max_model_len - num_prompt
+    if room < 1:
+        raise InvalidArgument(
+            f"{field} has {num_prompt} tokens; the limit is {limits.max_model_len - 1}, so that "
+            f"an output token fits into the context length {limits.max_model_len} "
+            "(the model's, or as much as the KV pool holds)",
+            field=field,
+        )
+    given = request.sampling
+    if given.HasField("max_tokens") and given.max_tokens > room:
+        raise InvalidArgument(
+            f"max_tokens is {given.max_tokens} and {field} has {num_prompt} tokens; together they "
+            f"must not exceed the context length {limits.max_model_len}",
+            field="max_tokens",
+        )
+    max_tokens = given.max_tokens if given.HasField("max_tokens") else room
+    if given.min_tokens > max_tokens:
+        raise InvalidArgument(
+            f"min_tokens must be between 0 and max_tokens ({max_tokens}), got {given.min_tokens}",
+            field="min_tokens",
+        )
+    return ResolvedRequest(
+        prompt_token_ids=tuple(prompt_token_ids),
+        sampling=_complete_sampling(given, max_tokens, limits, drawn_seed),
+        stop=tuple(given.stop),
+    )
+
+
+def input_field(request: inference_pb2.GenerateRequest) -> str:
+    """Which of the three inputs is given."""
+    given = _given_inputs(request)
+    return given[0] if given else "prompt"
+
+
+def _complete_sampling(
+    given: types_pb2.SamplingParams, max_tokens: int, limits: ModelLimits, drawn_seed: int
+) -> SamplingParams:
+    defaults = limits.defaults
+
+    def pick(name: str, default: float) -> float:
+        return float(getattr(given, name)) if given.HasField(name) else default  # type: ignore[arg-type]
+
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=given.min_tokens,
+        temperature=pick("temperature", defaults.temperature),
+        top_p=pick("top_p", defaults.top_p),
+        top_k=given.top_k if given.HasField("top_k") else defaults.top_k,
+        min_p=pick("min_p", defaults.min_p),
+        seed=given.seed if given.HasField("seed") else drawn_seed,
+        repetition_penalty=pick("repetition_penalty", defaults.repetition_penalty),
+        presence_penalty=given.presence_penalty,
+        frequency_penalty=given.frequency_penalty,
+        stop_token_ids=tuple(given.stop_token_ids),
+        eos_token_ids=() if given.ignore_eos else limits.eos_token_ids,
+        logprobs=given.logprobs if given.HasField("logprobs") else None,
+    )
+
+
+def _check_not_built(request: inference_pb2.GenerateRequest) -> None:
+    is_set = {
+        "n": request.HasField("n"),
+        "logit_bias": bool(request.logit_bias),
+        "priority": request.HasField("priority"),
+        "tenant_salt": request.HasField("tenant_salt"),
+    }
+    for field, value in is_set.items():
+        if value:
+            raise NotImplementedYet(f"{field} is not supported yet; leave it out", field=field)
+
+
+def _given_inputs(request: inference_pb2.GenerateRequest) -> list[str]:
+    is_given = {
+        "prompt": request.HasField("prompt"),
+        "messages": bool(request.messages),
+        "token_ids": request.HasField("token_ids"),
+    }
+    return [field for field, value in is_given.items() if value]
+
+
+def _check_input(request: inference_pb2.GenerateRequest, vocab_size: int) -> str:
+    """Exactly one input, not empty, of known tokens. Returns its field."""
+    given = _given_inputs(request)
+    if len(given) != 1:
+        raise InvalidArgument(
+            "exactly one of prompt, messages and token_ids must be given, got "
+            f"{' and '.join(given) or 'none'}",
+            field=given[0] if given else "prompt",
+        )
+    field = given[0]
+    if field == "prompt" and not request.prompt:
+        raise InvalidArgument("prompt is empty; it needs at least 1 character", field=field)
+    if field == "messages":
+        _check_messages(request.messages)
+    if field == "token_ids":
+        if not request.token_ids.ids:
+            raise InvalidArgument("token_ids is empty; it needs at least 1 id", field=field)
+        _check_token_ids(field, request.token_ids.ids, vocab_size)
+    return field
+
+
+def _check_messages(messages: Sequence[inference_pb2.ChatMessage]) -> None:
+    for index, message in enumerate(messages):
+        if not message.role:
+            raise InvalidArgument(f"messages[{index}].role is empty", field="messages")
+
+
+def _check_token_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
+    index, token_id = next(
+        (index, token_id) for index, token_id in enumerate(ids) if not 0 <= token_id < vocab_size
+    )
+    raise InvalidArgument(
+        f"{field}[{index}] is {token_id}, outside the vocabulary of {vocab_size} tokens "
+        f"(0 to {vocab_size - 1})",
+        field=field,
+    )
+
+
+def _check_sampling(given: types_pb2.SamplingParams, limits: ModelLimits) -> None:
+    _check_range(given, "max_tokens", 1, limits.max_model_len)
+    _check_range(given, "min_tokens", 0, limits.max_model_len)
+    _check_range(given, "temperature", 0, MAX_TEMPERATURE)
+    _check_range(given, "top_p", 0, 1, excludes_low=True)
+    _check_range(given, "top_k", 0, _INT32_MAX)
+    _check_range(given, "min_p", 0, 1)
+    _check_range(given, "repetition_penalty", 0, MAX_REPETITION_PENALTY, excludes_low=True)
+    for name in ("presence_penalty", "frequency_penalty"):
+        _check_range(given, name, -MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY)
+    _check_range(given, "logprobs", 0, MAX_LOGPROBS)
+    _check_stops(given, limits.vocab_size)
+
+
+def _check_range(
+    given: types_pb2.SamplingParams,
+    field: str,
+    low: float,
+    high: float,
+    *,
+    excludes_low: bool = False,
+) -> None:
+    value = getattr(given, field)
+    if not given.HasField(field):  # type: ignore[arg-type]
+        return
+    is_low_enough = value > low if excludes_low else value >= low
+    # NaN fails every comparison; infinity is above every limit.
+    if math.isfinite(value) and is_low_enough and value <= high:
+        return
+    above = f"greater than {low} and at most {high}" if excludes_low else f"from {low} to {high}"
+    raise InvalidArgument(f"{field} must be {above}, got {value:g}", field=field)
+
+
+def _check_stops(given: types_pb2.SamplingParams, vocab_size: int) -> None:
+    if len(given.stop) > MAX_STOP_STRINGS:
+        raise InvalidArgument(
+            f"stop has {len(given.stop)} strings; the limit is {MAX_STOP_STRINGS}", field="stop"
+        )
+    for index, stop in enumerate(given.stop):
+        if not 1 <= len(stop) <= MAX_STOP_CHARS:
+            raise InvalidArgument(
+                f"stop[{index}] has {len(stop)} characters; it needs 1 to {MAX_STOP_CHARS}",
+                field="stop",
+            )
+    if len(given.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidArgument(
+            f"stop_token_ids has {len(given.stop_token_ids)} ids; the limit is "
+            f"{MAX_STOP_TOKEN_IDS}",
+            field="stop_token_ids",
+        )
+    _check_token_ids("stop_token_ids", given.stop_token_ids, vocab_size)
+
+
+def _short(value: str) -> str:
+    return repr(value if len(value) <= 64 else value[:61] + "...")

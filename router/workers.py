@@ -1,0 +1,178 @@
+"""The workers that this router knows: found in the registry, held by their streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton.v1 import types_pb2
+from core.errors import Unavailable
+from core.fingerprint import mismatches
+from core.logs import event
+from core.registry import Registry
+from router.attach import WorkerLink
+
+logger = logging.getLogger(__name__)
+
+_FORGET_AFTER_S = 30.0
+"""An unreachable worker is shown for so long after the registry has forgotten it."""
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    router_id: str
+    silence_s: float
+    poll_s: float
+
+
+class WorkerPool:
+    """Keeps one link for each worker. An empty registry, or none, removes no live worker."""
+
+    def __init__(self, registry: Registry, config: PoolConfig) -> None:
+        self._registry = registry
+        self._config = config
+        self._links: dict[str, WorkerLink] = {}
+        self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._reported_unfit: set[tuple[str, int]] = set()
+        self.fingerprint: types_pb2.Fingerprint | None = None
+        self.is_registry_ok = False
+
+    @property
+    def links(self) -> list[WorkerLink]:
+        """Every known worker, reachable or not, by worker id."""
+        return [self._links[worker_id] for worker_id in sorted(self._links)]
+
+    def usable(self, role: types_pb2.Role.ValueType) -> list[WorkerLink]:
+        """Workers of `role` that take requests and fit the deployment's fingerprint."""
+        return [
+            link
+            for link in self.links
+            if link.is_ready
+            and link.record.role == role
+            and link.record.fingerprint == self.fingerprint
+        ]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a usable worker of each role."""
+        roles = (types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE)
+        return all(self.usable(role) for role in roles)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The least of all usable workers; None without one."""
+        roles = (types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE)
+        lengths = [link.record.max_model_len for role in roles for link in self.usable(role)]
+        return min((length for length in lengths if length > 0), default=None)
+
+    async def wait_changed(self) -> None:
+        """Returns after the next change of any worker's reachability or state."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    async def run(self) -> None:
+        """Reads the registry again and again; lets go of every worker when cancelled."""
+        try:
+            while True:
+                await self._poll()
+                await asyncio.sleep(self._config.poll_s)
+        finally:
+            for link in self.links:
+                self._drop(link)
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _poll(self) -> None:
+        try:
+            records = await self._registry.list()
+        except Unavailable as error:
+            if self.is_registry_ok:
+                event(logger, logging.WARNING, "registry_away", error=error.message)
+            self.is_registry_ok = False
+            return
+        if not self.is_registry_ok:
+            event(logger, logging.INFO, "registry_reached", num_workers=len(records))
+        self.is_registry_ok = True
+        for record in records:
+            self._meet(record)
+        self._forget_gone({record.worker_id for record in records})
+
+    def _meet(self, record: types_pb2.WorkerRecord) -> None:
+        known = self._links.get(record.worker_id)
+        if known is not None and known.epoch == record.epoch:
+            if not known.is_attached:
+                known.state = record.state
+            return
+        if known is not None:
+            self._drop(known)
+        link = WorkerLink(record, self._config.router_id, self._config.silence_s, self._note_change)
+        event(logger, logging.INFO, "worker_found", worker_id=record.worker_id, epoch=record.epoch)
+        self._links[record.worker_id] = link
+        task = asyncio.get_running_loop().create_task(link.run())
+        self._tasks[link] = task
+        task.add_done_callback(lambda _: self._tasks.pop(link, None))
+
+    def _forget_gone(self, listed: set[str]) -> None:
+        now = time.monotonic()
+        for link in self.links:
+            if link.is_attached or link.worker_id in listed:
+                continue
+            said_goodbye = link.state == types_pb2.WORKER_STATE_DRAINING
+            if said_goodbye or now - link.lost_at > _FORGET_AFTER_S:
+                event(logger, logging.INFO, "worker_forgotten", worker_id=link.worker_id)
+                self._drop(link)
+
+    def _drop(self, link: WorkerLink) -> None:
+        del self._links[link.worker_id]
+        self._tasks[link].cancel()
+        self._note_change()
+
+    def _note_change(self) -> None:
+        ready = [link for link in self.links if link.is_ready]
+        chosen = choose_fingerprint(
+            self.fingerprint, [(link.record.role, link.record.fingerprint) for link in ready]
+        )
+        if chosen is not None:
+            self.fingerprint = chosen
+            self._report_unfit(ready, chosen)
+        self._changed.set()
+
+    def _report_unfit(self, ready: Iterable[WorkerLink], chosen: types_pb2.Fingerprint) -> None:
+        for link in ready:
+            life = (link.worker_id, link.epoch)
+            differences = mismatches(chosen, link.record.fingerprint)
+            if differences and life not in self._reported_unfit:
+                self._reported_unfit.add(life)
+                event(
+                    logger,
+                    logging.ERROR,
+                    "worker_not_used",
+                    worker_id=link.worker_id,
+                    reason=f"fingerprint differs: {'; '.join(differences)}",
+                )
+
+
+def choose_fingerprint(
+    current: types_pb2.Fingerprint | None,
+    workers: Iterable[tuple[types_pb2.Role.ValueType, types_pb2.Fingerprint]],
+) -> types_pb2.Fingerprint | None:
+    """The fingerprint to serve: one with both roles, then the current one, then the commonest.
+
+    None when there is no worker.
+    """
+    groups: dict[bytes, list[tuple[types_pb2.Role.ValueType, types_pb2.Fingerprint]]] = {}
+    for role, fingerprint in workers:
+        key = fingerprint.SerializeToString(deterministic=True)
+        groups.setdefault(key, []).append((role, fingerprint))
+    if not groups:
+        return None
+
+    def rank(
+        group: list[tuple[types_pb2.Role.ValueType, types_pb2.Fingerprint]],
+    ) -> tuple[int, bool, int]:
+        return len({role for role, _ in group}), group[0][1] == current, len(group)
+
+    return max(groups.values(), key=rank)[0][1]
