@@ -43,7 +43,6 @@ class EngineConfig:
     max_num_partial_prefills: int = SchedulerConfig.max_num_partial_prefills
     max_long_partial_prefills: int = SchedulerConfig.max_long_partial_prefills
     long_prefill_token_threshold: int = SchedulerConfig.long_prefill_token_threshold
-    enable_prefix_caching: bool = SchedulerConfig.enable_prefix_caching
     num_threads: int | None = None
     """Threads of one tensor operation on a CPU. None: PyTorch's choice."""
 
@@ -68,7 +67,8 @@ class Engine:
 def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine:
     """Loads the model and allocates its memory; seconds to minutes, telling `progress`.
 
-    Sets PyTorch's number of threads for the whole process. Raises StartupError in one line.
+    Call it on the thread that will run the steps: `num_threads` holds for the calling
+    thread. Raises StartupError in one line.
     """
     model_config = ModelConfig.from_folder(config.model)
     dtype = _resolve_dtype(config.dtype, model_config.dtype)
@@ -165,5 +165,4 @@ def _scheduler_config(config: EngineConfig, max_model_len: int) -> SchedulerConf
         max_num_partial_prefills=config.max_num_partial_prefills,
         max_long_partial_prefills=config.max_long_partial_prefills,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
-        enable_prefix_caching=config.enable_prefix_caching,
     )

@@ -56,7 +56,7 @@ class RopeConfig:
             if (source.get("partial_rotary_factor") or 1.0) != 1.0:
                 raise StartupError("partial_rotary_factor other than 1 is not supported")
         theta = float(scaling.get("rope_theta") or keys.get("rope_theta") or _DEFAULT_THETA)
-        plain = cls(head_dim=head_dim, theta=theta)
+        plain = cls(head_dim=head_dim, theta=theta, rope_type=rope_type)
         if rope_type in ("default", "dynamic"):
             return plain
         original = int(
@@ -66,7 +66,7 @@ class RopeConfig:
         )
         if rope_type == "yarn":
             return _read_yarn(plain, scaling, original, max_positions)
-        stretched = replace(plain, rope_type=rope_type, factor=_number(scaling, "factor"))
+        stretched = replace(plain, factor=_number(scaling, "factor"))
         if rope_type == "linear":
             return stretched
         return replace(
@@ -165,7 +165,6 @@ def _read_yarn(
             attention_factor = _mscale(factor, numerator) / _mscale(factor, denominator)
     return replace(
         plain,
-        rope_type="yarn",
         factor=factor,
         original_max_positions=original,
         beta_fast=float(scaling.get("beta_fast") or 32),

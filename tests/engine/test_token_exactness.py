@@ -41,7 +41,7 @@ def test_outputs_wander_so_that_equality_means_something(variant: tuple[Path, To
 
 def test_each_prompt_alone_gives_the_reference_tokens(variant: tuple[Path, Tokens]) -> None:
     folder, expected = variant
-    engine = make_engine(folder, enable_prefix_caching=False)
+    engine = make_engine(folder)
     assert [run_prompts(engine, [prompt])[0] for prompt in PROMPTS] == expected
 
 
