@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from baton.v1 import inference_pb2, types_pb2
@@ -119,8 +119,8 @@ def _chunk(message: inference_pb2.GenerateResponse) -> Chunk:
     if finish_reason is None:
         return chunk
     usage, route, timing = message.usage, message.route, message.timing
-    return Chunk(
-        **vars(chunk),
+    return replace(
+        chunk,
         finish_reason=finish_reason,
         usage=Usage(usage.prompt_tokens, usage.completion_tokens),
         route=Route(

@@ -1,0 +1,102 @@
+"""`baton up` as a process of its own, over fake services."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from client.cli import main
+
+READY = "ready grpc=127.0.0.1:"
+NEVER_READY = "--never-ready"
+
+
+@contextlib.contextmanager
+def up(tmp_path, *flags, router="--router-of 1", worker="--chatty"):
+    """A running `baton up` with pipes; whatever is left of it at the end is killed."""
+    command = [sys.executable, "-m", "tests.client.fake_up", str(tmp_path), router, worker, *flags]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def children_of(process, at_least):
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        children = psutil.Process(process.pid).children(recursive=True)
+        if len(children) >= at_least:
+            return children
+        time.sleep(0.02)
+    raise AssertionError("the children have not come")
+
+
+def assert_all_gone(children, timeout_s):
+    _, alive = psutil.wait_procs(children, timeout=timeout_s)
+    assert alive == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_everything_and_ends_with_0(tmp_path, number):
+    with up(tmp_path) as process:
+        line = process.stdout.readline()
+        assert line.startswith(READY) and line.endswith(" prefill=1 decode=0 model=tiny\n")
+        children = children_of(process, at_least=2)
+        process.send_signal(number)
+        rest, _ = process.communicate(timeout=5)
+        assert (process.returncode, rest) == (0, "")
+        assert_all_gone(children, 0)
+
+
+def test_ctrl_c_before_it_is_ready_ends_with_130(tmp_path):
+    with up(tmp_path, router=NEVER_READY) as process:
+        children = children_of(process, at_least=2)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=5) == ("", "")
+        assert process.returncode == 130
+        assert_all_gone(children, 0)
+
+
+def test_sigkill_of_the_launcher_leaves_no_process(tmp_path):
+    with up(tmp_path, worker="--ignores-sigterm") as process:
+        assert process.stdout.readline().startswith(READY)
+        children = children_of(process, at_least=2)
+        process.kill()
+        assert_all_gone(children, 5)
+
+
+def test_a_service_that_cannot_start_is_one_line_and_exit_code_1(tmp_path):
+    worker = "--say 'error: no room for a block' --exit-code 1"
+    with up(tmp_path, worker=worker, router=NEVER_READY) as process:
+        out, error = process.communicate(timeout=10)
+        assert (process.returncode, out) == (1, "")
+        assert error == "error: prefill-0: no room for a block\n"
+
+
+def test_the_death_of_the_router_ends_with_1(tmp_path):
+    with up(tmp_path, router="--router-of 1 --exit-after 1") as process:
+        out, error = process.communicate(timeout=15)
+        assert process.returncode == 1 and out.startswith(READY)
+        assert error.splitlines()[-1].startswith("error: router exited with code 0")
+
+
+def test_once_prints_the_first_answer_and_ends_with_0(tmp_path):
+    with up(tmp_path, "--ask", "The capital?", "--once") as process:
+        out, _ = process.communicate(timeout=15)
+        assert process.returncode == 0
+        assert out.splitlines()[1:] == ["> The capital?", "Paris."]
+
+
+def test_a_missing_model_is_one_line(capsys):
+    assert main(["up", "--model", "/does/not/exist"]) == 1
+    error = capsys.readouterr().err
+    assert "/does/not/exist" in error and error.count("\n") == 1

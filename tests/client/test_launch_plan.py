@@ -1,0 +1,88 @@
+"""Which processes a stack has, and what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from client import launch_plan
+from client.launch_plan import UpConfig, default_threads, make_plan, redis_process
+from client.processes import Child
+from core.errors import StartupError
+
+
+def flag(argv, name):
+    return argv[argv.index(name) + 1]
+
+
+def test_a_stack_has_redis_numbered_workers_and_a_router(tmp_path):
+    plan = make_plan(UpConfig(model="/m", num_prefill=1, num_decode=2), tmp_path)
+    names = [spec.name for spec in plan.others]
+    assert names == ["redis", "prefill-0", "decode-0", "decode-1"]
+    assert plan.others[3].argv[2:4] == ("-m", "decode_svc")
+    assert flag(plan.others[3].argv, "--worker-id") == "decode-1"
+    redis_urls = {flag(spec.argv, "--redis-url") for spec in (*plan.others[1:], plan.router)}
+    assert len(redis_urls) == 1
+
+
+def test_a_given_redis_is_used_and_none_is_started(tmp_path):
+    config = UpConfig(model="/m", redis_url="redis://other:1/0")
+    plan = make_plan(config, tmp_path)
+    assert [spec.name for spec in plan.others] == ["prefill-0", "decode-0"]
+    assert flag(plan.router.argv, "--redis-url") == "redis://other:1/0"
+
+
+def test_flags_reach_the_role_that_they_are_meant_for(tmp_path):
+    config = UpConfig(
+        model="/m",
+        redis_url="redis://r",
+        port=7,
+        served_model_name="name",
+        threads_per_worker=3,
+        kv_transport="tcp",
+        worker_args=("--dtype", "float32"),
+        decode_args=("--num-gpu-blocks-override", "24"),
+        router_args=("--x", "1"),
+    )
+    plan = make_plan(config, tmp_path)
+    prefill, decode = (spec.argv for spec in plan.others)
+    assert "--num-gpu-blocks-override" not in prefill
+    assert decode[-2:] == ("--num-gpu-blocks-override", "24")
+    for argv in (prefill, decode):
+        assert (flag(argv, "--dtype"), flag(argv, "--threads")) == ("float32", "3")
+        assert (flag(argv, "--model"), flag(argv, "--kv-transport")) == ("/m", "tcp")
+    assert flag(plan.router.argv, "--port") == "7"
+    assert flag(plan.router.argv, "--served-model-name") == "name"
+    assert plan.router.argv[-2:] == ("--x", "1")
+
+
+def test_kv_goes_over_tcp_with_a_note_where_nixl_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch_plan, "_NIXL_MODULES", ("no_such_module",))
+    plan = make_plan(UpConfig(model="/m", redis_url="redis://r"), tmp_path)
+    assert flag(plan.others[0].argv, "--kv-transport") == "tcp"
+    assert plan.notes == ("no nixl wheel is installed: KV goes over plain tcp",)
+
+
+def test_workers_share_the_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    assert [default_threads(count) for count in (1, 3, 8, 20)] == [8, 2, 1, 1]
+
+
+def test_without_any_redis_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(StartupError, match="no redis-server: install"):
+        launch_plan.find_redis()
+
+
+async def test_the_own_redis_starts_and_answers(tmp_path):
+    spec, url = redis_process(tmp_path)
+    redis = Child(spec, tmp_path)
+    await redis.start()
+    await asyncio.wait_for(redis.ready(), 10)
+    assert url.startswith("redis://127.0.0.1:")
+    redis.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(redis.exited(), 5) == "exited with code 0"
+    await redis.close()

@@ -1,0 +1,100 @@
+"""A stack of fake services: it becomes ready, reports what dies, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import psutil
+import pytest
+
+from client.launcher import Stack
+from core.errors import StartupError
+from tests.client.builders import fake_plan
+
+
+@contextlib.asynccontextmanager
+async def stack_of(tmp_path, router=None, *workers):
+    """A stack that is not started yet and is stopped at the end; `said` are its lines."""
+    said: list[str] = []
+    stack = Stack(fake_plan(router, *workers), tmp_path, said.append)
+    try:
+        yield stack, said
+    finally:
+        await stack.stop()
+        assert psutil.Process().children(recursive=True) == []
+
+
+async def eventually(condition):
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (it looks at processes, which set no event)
+            await asyncio.sleep(0.02)
+
+
+async def test_start_returns_when_the_router_knows_every_worker(tmp_path):
+    async with stack_of(tmp_path, None, [], ["--chatty"]) as (stack, _):
+        ready = await stack.start()
+        assert ready.address.startswith("127.0.0.1:")
+        assert ready.model == "tiny"
+
+
+async def test_start_waits_for_a_worker_that_the_router_does_not_know(tmp_path):
+    async with stack_of(tmp_path, ["--router-of", "0"], []) as (stack, _):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stack.start(), 1.5)
+
+
+async def test_the_error_line_of_a_failing_child_is_the_error(tmp_path):
+    worker = ["--say", "error: model folder /x does not exist", "--exit-code", "1"]
+    async with stack_of(tmp_path, ["--never-ready"], worker) as (stack, said):
+        with pytest.raises(StartupError) as caught:
+            await stack.start()
+    assert str(caught.value) == "prefill-0: model folder /x does not exist"
+    assert said == []
+
+
+async def test_the_log_of_a_child_that_gives_no_reason_is_shown(tmp_path):
+    worker = ["--say", "Segmentation fault", "--exit-code", "3"]
+    async with stack_of(tmp_path, ["--never-ready"], worker) as (stack, said):
+        with pytest.raises(StartupError, match="prefill-0: exited with code 3 before it was ready"):
+            await stack.start()
+    assert said == ["prefill-0 | Segmentation fault"]
+
+
+async def test_a_worker_that_dies_later_is_reported_and_serving_goes_on(tmp_path):
+    async with stack_of(tmp_path, None, ["--exit-after", "1.5"], []) as (stack, said):
+        await stack.start()
+        ending = asyncio.create_task(stack.until_router_ends())
+        await eventually(lambda: said)
+        assert said[0].startswith("prefill-0 exited with code 0: ")
+        assert not ending.done()
+        ending.cancel()
+
+
+async def test_the_death_of_the_router_is_told(tmp_path):
+    router = ["--router-of", "1", "--exit-after", "1", "--say", "error: out of luck"]
+    async with stack_of(tmp_path, router, []) as (stack, _):
+        await stack.start()
+        assert await stack.until_router_ends() == "router exited with code 0: out of luck"
+
+
+async def test_a_child_that_ignores_sigterm_is_killed_within_5_s(tmp_path):
+    async with stack_of(tmp_path, None, ["--ignores-sigterm"]) as (stack, said):
+        await stack.start()
+        started = time.monotonic()
+        await stack.stop()
+        assert time.monotonic() - started < 5
+        assert said == ["killing prefill-0: still running 3 s after SIGTERM"]
+
+
+async def test_cancelling_stop_cuts_the_grace_short(tmp_path):
+    async with stack_of(tmp_path, None, ["--ignores-sigterm"]) as (stack, _):
+        await stack.start()
+        started = time.monotonic()
+        stopping = asyncio.create_task(stack.stop())
+        await asyncio.sleep(0.1)
+        stopping.cancel()
+        await asyncio.wait((stopping,))
+        await eventually(lambda: psutil.Process().children(recursive=True) == [])
+        assert time.monotonic() - started < 2
