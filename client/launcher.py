@@ -121,25 +121,36 @@ class Stack:
     async def stop(self) -> None:
         """Ends every process within 5 s: SIGTERM, a grace of 3 s, SIGKILL.
 
-        Cancelling it, as a second Ctrl-C does, cuts the grace short.
+        What has a probe (Redis) serves the others, so it ends after them. Cancelling this,
+        as a second Ctrl-C does, cuts the grace short.
         """
         for watcher in self._watchers:
             watcher.cancel()
         started = [child for child in self._children if child.is_started]
-        endings = asyncio.gather(*(child.exited() for child in started))
         try:
-            for child in started:
-                child.send_signal(signal.SIGTERM)
-            await asyncio.wait_for(asyncio.shield(endings), STOP_GRACE_S)
-        except TimeoutError:
-            slow = ", ".join(child.name for child in started if child.is_running)
-            self._say(f"killing {slow}: still running {STOP_GRACE_S:.0f} s after SIGTERM")
+            await _terminate([child for child in started if not child.has_probe], self._say)
+            await _terminate([child for child in started if child.has_probe], self._say)
         finally:
             for child in started:
                 child.send_signal(signal.SIGKILL)  # also what it may have started itself
-        await endings
         for child in started:
             await child.close()
+
+
+async def _terminate(children: list[Child], say: Callable[[str], None]) -> None:
+    """SIGTERM and a wait of at most STOP_GRACE_S for the end of all."""
+    for child in children:
+        child.send_signal(signal.SIGTERM)
+    endings = [asyncio.create_task(child.exited()) for child in children]
+    if not endings:
+        return
+    _, still_running = await asyncio.wait(endings, timeout=STOP_GRACE_S)
+    if still_running:
+        slow = ", ".join(child.name for child in children if child.is_running)
+        say(f"killing {slow}: still running {STOP_GRACE_S:.0f} s after SIGTERM")
+        for child in children:
+            child.send_signal(signal.SIGKILL)
+        await asyncio.wait(endings)
 
 
 def _address(fields: dict[str, str]) -> str:

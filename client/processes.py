@@ -58,6 +58,10 @@ class Child:
         self._ready_fields: asyncio.Future[dict[str, str]] | None = None
 
     @property
+    def has_probe(self) -> bool:
+        return self._spec.probe is not None
+
+    @property
     def is_started(self) -> bool:
         return self._process is not None
 
