@@ -7,12 +7,9 @@ idle; so the agent has none, and `tick` makes progress as often as someone needs
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
-import os
+import time
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,43 +17,19 @@ import numpy as np
 from baton.v1 import kv_transfer_pb2
 from core.errors import StartupError, TransferError
 from kvtransfer.base import MemoryRegion
+from kvtransfer.nixl_library import load_nixl
 from kvtransfer.pulls import ThreadPull, check_peer, copies_fault
-
-NIXL_MODULES = ("nixl_cu13", "nixl_cu12")
 
 READ_TICK_S = 0.0003
 """While an own read runs: how late its end may be noticed."""
 EXPORT_TICK_S = 0.001
 """While peers may be reading: a read over TCP needs the owner's help."""
 WARM_UP_TICKS = 200
-"""Export ticks after a connect, in which the endpoint is wired up ahead of the first read."""
+"""Export ticks in which both ends wire up a new connection.
 
-
-def installed_nixl() -> str | None:
-    """Name of the NIXL module that can be imported here, if any; imports nothing."""
-    return next((name for name in NIXL_MODULES if importlib.util.find_spec(name)), None)
-
-
-def ucx_defaults(memory: str, host: str) -> dict[str, str]:
-    """What UCX and NIXL are told unless the environment says otherwise.
-
-    UCX's own TCP defaults are four times slower; a large segment helps on loopback and hurts
-    between network namespaces. Device memory and RDMA need UCX's own choice of transports.
-    Both libraries log to standard output unless told not to.
-    """
-    is_loopback = host in ("localhost", "::1") or host.startswith("127.")
-    segment = "256k" if is_loopback else "64k"
-    defaults = {
-        "UCX_TCP_TX_SEG_SIZE": segment,
-        "UCX_TCP_RX_SEG_SIZE": segment,
-        "UCX_TCP_SNDBUF": "4m",
-        "UCX_TCP_RCVBUF": "4m",
-        "UCX_LOG_FILE": "stderr",
-        "NIXL_LOG_LEVEL": "WARN",
-    }
-    if memory == "DRAM" and not Path("/sys/class/infiniband").is_dir():
-        defaults["UCX_TLS"] = "cma,tcp,self"
-    return defaults
+It saves the first read about 10 ms. And it has to be over before the reader goes away: UCX
+on the owner's side connects back, and has been seen to crash when nobody is there any more.
+"""
 
 
 @dataclass
@@ -70,12 +43,16 @@ class _Peer:
     num_blocks: int
     blocks: Any
     """The prepared list of the peer's blocks, an opaque NIXL handle."""
-    is_usable: bool = True
+    has_failed: bool = False
     is_leaving: bool = False
     waiting: deque[ThreadPull] = field(default_factory=deque)
     active: ThreadPull | None = None
     operation: Any = None
     """NIXL's handle of the active read."""
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.has_failed and not self.is_leaving
 
 
 class NixlAgent:
@@ -95,14 +72,9 @@ class NixlAgent:
 
     def open(self) -> None:
         """Makes the agent and registers the region. Raises StartupError."""
-        module = installed_nixl()
-        if module is None:
-            raise StartupError("transport nixl: neither nixl-cu13 nor nixl-cu12 is installed")
         region = self._region
-        for name, value in ucx_defaults(region.memory, self._host).items():
-            os.environ.setdefault(name, value)
+        nixl = load_nixl(region.memory, self._host)
         try:
-            nixl = importlib.import_module(module)
             config = nixl.nixl_agent_config(enable_prog_thread=False)
             self._agent = nixl.nixl_agent(self._name, config)
             whole = [(region.address, region.num_bytes, region.device_id, "")]
@@ -113,8 +85,11 @@ class NixlAgent:
             raise StartupError(f"transport nixl: {error}") from error
 
     def close(self) -> None:
-        """Frees everything; no read may be in flight."""
-        self.num_exports = self._num_warm_up_ticks = 0
+        """Frees everything, once new connections are wired up; no read may be in flight."""
+        while self._num_warm_up_ticks > 0:
+            self.tick()
+            time.sleep(EXPORT_TICK_S)
+        self.num_exports = 0
         for peer in list(self._peers.values()):
             self._remove(peer)
         self._own_blocks.release()
@@ -126,31 +101,33 @@ class NixlAgent:
         return peer is not None and peer.is_usable
 
     def connect(self, descriptor: kv_transfer_pb2.TransportDescriptor) -> None:
-        """Loads the peer and prepares its blocks. Raises TransferError."""
+        """Loads the peer and prepares its blocks; one that was leaving stays. Raises
+        TransferError."""
         known = self._peers.get(descriptor.agent)
+        if known is not None and not known.has_failed:
+            known.is_leaving = False
+            return
         if known is not None:
-            if known.is_usable:
-                return
-            if known.active is not None:
-                raise TransferError(f"{known.name}: a read of the last connection has not settled")
             self._remove(known)
         check_peer("nixl", self._region, descriptor)
         try:
             self._peers[descriptor.agent] = self._load(descriptor)
         except Exception as error:
             raise TransferError(f"cannot connect to {descriptor.agent}: {error}") from error
+        self.warm_up()
+
+    def warm_up(self) -> None:
+        """Helps a connection that this end or a peer is about to make."""
         self._num_warm_up_ticks = WARM_UP_TICKS
 
     def disconnect(self, name: str) -> None:
-        """Fails the peer's reads; forgets it once the one in flight has settled."""
+        """Fails the peer's reads; `tick` forgets it once nothing is in flight."""
         peer = self._peers.get(name)
         if peer is None:
             return
         peer.is_leaving = True
-        self._give_up(peer, f"{name} was disconnected")
-        if peer.active is None:
-            self._remove(peer)
-        else:
+        self._fail_waiting(peer, f"{name} was disconnected")
+        if peer.active is not None:
             peer.active.fail(f"{name} was disconnected")
 
     def pull(self, pull: ThreadPull) -> None:
@@ -180,6 +157,8 @@ class NixlAgent:
         """Moves everything on; returns how soon it must run again, None when it need not."""
         for peer in list(self._peers.values()):
             self._poll(peer)
+            if peer.is_leaving and peer.active is None and self._num_warm_up_ticks == 0:
+                self._remove(peer)
         is_reading = any(peer.active is not None for peer in self._peers.values())
         if self.num_exports > 0 or self._num_warm_up_ticks > 0:
             self._num_warm_up_ticks = max(0, self._num_warm_up_ticks - 1)
@@ -249,13 +228,11 @@ class NixlAgent:
                 operation.release()
         if failure is not None:
             failure = f"reading from {peer.name}: {failure}"
-            self._give_up(peer, failure)
+            peer.has_failed = True
+            self._fail_waiting(peer, failure)
         pull.settle(failure)
-        if peer.is_leaving:
-            self._remove(peer)
 
-    def _give_up(self, peer: _Peer, failure: str) -> None:
-        peer.is_usable = False
+    def _fail_waiting(self, peer: _Peer, failure: str) -> None:
         while peer.waiting:
             peer.waiting.popleft().settle(failure)
 

@@ -42,6 +42,8 @@ class NixlTransport(Transport):
             raise
 
     def descriptor(self) -> kv_transfer_pb2.TransportDescriptor:
+        # Whoever asks hands it to a peer that connects at once.
+        self._thread.post(self._agent.warm_up)
         return kv_transfer_pb2.TransportDescriptor(
             transport=self.name,
             agent=self._agent_name,

@@ -10,7 +10,7 @@ import pytest
 
 from kvtransfer.base import Transport
 from kvtransfer.local_peer import LOOPBACK, HostPool, LocalPeer, block_content
-from kvtransfer.nixl_agent import installed_nixl
+from kvtransfer.nixl_library import installed_nixl
 from kvtransfer.select import make_transport
 
 NUM_BLOCKS = 16

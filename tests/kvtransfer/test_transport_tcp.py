@@ -9,11 +9,11 @@ import pytest
 
 from baton.v1 import kv_transfer_pb2
 from core.errors import StartupError, TransferError
-from kvtransfer import nixl_agent
+from kvtransfer import nixl_library
 from kvtransfer.base import MemoryRegion
 from kvtransfer.local_peer import LOOPBACK, HostPool, block_content
 from kvtransfer.select import make_transport
-from kvtransfer.tcp_frames import ACCEPTED, runs, send_frame
+from kvtransfer.tcp_frames import ACCEPTED, receive_into, runs, send_frame
 from kvtransfer.tcp_server import TcpServer
 from kvtransfer.tcp_transport import TcpTransport
 
@@ -44,7 +44,8 @@ def greet(connection: socket.socket, agent: str) -> bytes:
 def test_a_reader_gets_the_blocks_in_the_order_it_asked_for(reader: socket.socket) -> None:
     assert greet(reader, "p@1") == ACCEPTED
     send_frame(reader, kv_transfer_pb2.TcpRead(block_ids=[3, 0]))
-    answer = reader.recv(2 * BLOCK_BYTES, socket.MSG_WAITALL)
+    answer = bytearray(2 * BLOCK_BYTES)
+    receive_into(reader, memoryview(answer))
     assert answer == block_content(7, 3, BLOCK_BYTES) + block_content(7, 0, BLOCK_BYTES)
 
 
@@ -104,6 +105,6 @@ def test_an_unknown_transport_does_not_start() -> None:
 
 
 def test_nixl_without_its_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl_agent, "NIXL_MODULES", ())
+    monkeypatch.setattr(nixl_library, "NIXL_MODULES", ())
     with pytest.raises(StartupError, match="neither nixl-cu12 nor nixl-cu13 is installed"):
         make_transport("nixl", "r@1", HostPool(1, BLOCK_BYTES).region, LOOPBACK)
