@@ -24,9 +24,6 @@ class PrefixTree:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._hash_of
 
-    def __len__(self) -> int:
-        return len(self._hash_of)
-
     def match_length(self, hashes: Sequence[bytes]) -> int:
         """How many leading hashes of a chain are held; O(log n) lookups."""
         return bisect_left(hashes, True, key=lambda block_hash: block_hash not in self._block_of)
