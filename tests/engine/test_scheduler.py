@@ -269,7 +269,7 @@ def test_a_pool_too_small_for_one_sequence_is_a_startup_error() -> None:
 )
 def test_limits_that_contradict_are_a_startup_error(limits: dict[str, int], message: str) -> None:
     with pytest.raises(StartupError, match=message):
-        SchedulerConfig(max_model_len=100, **limits)
+        SchedulerConfig(max_model_len=100, **limits)  # type: ignore[arg-type]
 
 
 def test_the_audit_names_a_block_that_two_sequences_hold_for_different_tokens() -> None:
