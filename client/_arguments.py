@@ -35,3 +35,11 @@ def positive_float(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"must be over 0, not {text}")
     return value
+
+
+def port_number(text: str) -> int:
+    """A TCP port, or 0."""
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, not {value}")
+    return value

@@ -44,7 +44,9 @@ def add_command(commands: Subcommands) -> None:
     source.add_argument("--prompt", metavar="TEXT", help="the prompt itself")
     source.add_argument("--prompt-file", metavar="FILE", help="a UTF-8 file, taken as it is")
     source.add_argument("--messages", metavar="FILE", help='JSON: [{"role": …, "content": …}, …]')
-    source.add_argument("stdin", nargs="?", choices=["-"], help="read the prompt from stdin")
+    source.add_argument(
+        "stdin", metavar="-", nargs="?", choices=["-"], help="read the prompt from stdin"
+    )
     parser.add_argument("--chat", action="store_true", help="send the prompt as a user's message")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.add_argument("--model", metavar="NAME", help="refuse to be served by another model")

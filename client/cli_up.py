@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from client._arguments import Subcommands, positive_int
+from client._arguments import Subcommands, port_number, positive_int
 from client._async import AsyncBatonClient
 from client.launch_plan import LaunchPlan, UpConfig, make_plan
 from client.launcher import ReadyStack, Stack
@@ -45,15 +45,21 @@ def add_command(commands: Subcommands) -> None:
     )
     parser.add_argument("--model", metavar="M", help="model folder or hub name")
     parser.add_argument("--served-model-name", metavar="NAME", help="what clients call the model")
-    parser.add_argument("--prefill", metavar="N", type=positive_int, default=1, help="workers [1]")
-    parser.add_argument("--decode", metavar="N", type=positive_int, default=1, help="workers [1]")
+    for role in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{role}", metavar="N", type=positive_int, default=1, help=f"{role} workers [1]"
+        )
     parser.add_argument("--host", default="127.0.0.1", help="router's address [127.0.0.1]")
     parser.add_argument(
-        "--port", metavar="P", type=int, default=50051, help="router's port; 0: a free one [50051]"
+        "--port",
+        metavar="P",
+        type=port_number,
+        default=50051,
+        help="router's port; 0: a free one [50051]",
     )
     parser.add_argument("--redis", metavar="URL", help="use this Redis instead of an own one")
     parser.add_argument(
-        "--kv-transport", choices=["nixl", "tcp"], help="[nixl where its wheel is installed]"
+        "--kv-transport", choices=["nixl", "tcp"], help="how KV moves [nixl if installed]"
     )
     parser.add_argument(
         "--threads-per-worker",
@@ -70,7 +76,7 @@ def add_command(commands: Subcommands) -> None:
             metavar="ARGS",
             type=shlex.split,
             default=[],
-            help=f"more flags for {role} only, as in --{role}-args='--log-level DEBUG'",
+            help=f"more flags, for {role} only: --{role}-args='--FLAG VALUE'",
         )
     parser.add_argument(
         "--log-level",
@@ -185,7 +191,7 @@ def _config(args: argparse.Namespace, model: str, model_name: str | None) -> UpC
 
 @contextlib.contextmanager
 def _log_dir(chosen: str | None) -> Iterator[Path]:
-    """The folder of the logs. A temporary one stays only where something went wrong."""
+    """The folder of the logs. A temporary one stays only if the error sends the reader there."""
     if chosen is not None:
         path = Path(chosen).resolve()
         try:
@@ -195,15 +201,15 @@ def _log_dir(chosen: str | None) -> Iterator[Path]:
         yield path
         return
     path = Path(tempfile.mkdtemp(prefix="baton-"))
+    is_needed = False
     try:
         yield path
-    except Exception:
+    except StartupError as error:
+        is_needed = str(path) in error.message
         raise
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        if not is_needed:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _cancel_on_signals() -> None:

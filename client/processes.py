@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from core.errors import StartupError
 
 _TAIL_LINES = 15
+_ERROR_LINE = re.compile(r"(?:python -m \w+: )?error: (.+)")
 _LAST_OUTPUT_S = 0.5
 _DIE_WITH_PARENT = str(Path(__file__).with_name("_die_with_parent.py"))
 
@@ -131,10 +133,10 @@ class Child:
         return self.reported_error() or f"{ending} before it was ready; its log is {self.log_path}"
 
     def reported_error(self) -> str | None:
-        """What the last `error: …` line of its log says."""
+        """What the last `error: …` line of its log says, be it about its command line."""
         for line in reversed(self.log_tail()):
-            if line.startswith("error: "):
-                return line.removeprefix("error: ")
+            if match := _ERROR_LINE.match(line):
+                return match.group(1)
         return None
 
     def log_tail(self) -> list[str]:
