@@ -65,17 +65,12 @@ class Room:
     def _grant(self, sequence: Sequence) -> bool:
         num_blocks = -(-sequence.num_tokens // self._pool.block_size)
         held = self._pool.match_prefix(sequence.block_hashes)
-        self._pool.acquire(held)
-        num_fresh = num_blocks - len(held)
         # One block for its own growth and one for each running sequence's. Without any of
         # them the whole pool is free, and a request as large as the pool must get in.
         is_alone = self._scheduler.num_running == 0 and self._imports.num_open == 0
         watermark = 0 if is_alone else 1 + self._scheduler.num_running
-        fresh = None
-        if num_fresh + watermark <= self._pool.num_available:
-            fresh = self._pool.allocate(num_fresh)
+        fresh = self._pool.reserve(held, num_blocks - len(held), spare=watermark)
         if fresh is None:
-            self._pool.release(held)
             return False
         self._imports.grant(sequence.key, held, fresh)
         return True

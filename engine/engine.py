@@ -150,7 +150,7 @@ def _allocate_kv_cache(
     )
     try:
         return KVCache(shape, num_blocks, device)
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, OSError, OverflowError) as error:
         raise StartupError(
             f"cannot allocate {num_blocks} KV blocks of {shape.num_bytes} bytes on {device}: "
             f"{str(error).splitlines()[0]}"

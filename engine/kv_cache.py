@@ -7,6 +7,7 @@ move, and one (layer, key or value, head) of it is one contiguous row to gather.
 
 from __future__ import annotations
 
+import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,16 +45,18 @@ class KVCache:
     def __init__(self, shape: BlockShape, num_blocks: int, device: torch.device) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
-        self.data = torch.zeros(
+        dimensions = (
             num_blocks,
             shape.num_layers,
             2,
             shape.num_kv_heads,
             shape.block_size,
             shape.head_dim,
-            dtype=shape.dtype,
-            device=device,
         )
+        if device.type == "cpu":
+            self.data = _untouched_zeros(self.num_bytes, shape.dtype).view(dimensions)
+        else:
+            self.data = torch.zeros(dimensions, dtype=shape.dtype, device=device)
 
     @property
     def block_bytes(self) -> int:
@@ -80,6 +83,17 @@ class KVCache:
         if block_ids:
             index = torch.tensor(block_ids, device=self.data.device)
             self.data.index_fill_(0, index, 0)
+
+
+def _untouched_zeros(num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros [num_bytes / itemsize] that take memory only where somebody writes.
+
+    `torch.zeros` touches every page: seconds of start-up, and a pool's whole size resident
+    from the first moment on.
+    """
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype)
 
 
 def decide_num_blocks(

@@ -132,7 +132,7 @@ def test_generation_goes_on_while_redis_is_away(tiny) -> None:  # type: ignore[n
         check_next(stack, reference)
 
 
-def test_workers_free_what_a_killed_router_had_sent(tiny) -> None:  # type: ignore[no-untyped-def]
+def test_a_stack_whose_router_is_killed_ends_by_itself(tiny) -> None:  # type: ignore[no-untyped-def]
     folder, _ = tiny("llama")
     with running_stack(folder) as stack:
         children = stack.children()
