@@ -18,6 +18,7 @@ from client._sync import BatonClient
 
 _BLOCK_STATES = ("total", "free", "cached", "referenced", "quarantined")
 _DEFAULT_WATCH_S = 2.0
+_WIDE = 110
 
 
 def add_command(commands: Subcommands) -> None:
@@ -58,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
                 _print(status, as_json_lines=True)
                 time.sleep(args.watch)
                 status = client.status(audit=args.audit)
-        with Live(_view(status), auto_refresh=False) as live:
+        with Live(auto_refresh=False) as live:
             while True:
-                live.update(_view(status), refresh=True)
+                live.update(_view(status, live.console.width), refresh=True)
                 time.sleep(args.watch)
                 status = client.status(audit=args.audit)
 
@@ -69,7 +70,8 @@ def _print(status: inference_pb2.GetStatusResponse, as_json_lines: bool) -> None
     if as_json_lines:
         print(json.dumps(as_json(status)), flush=True)
     else:
-        Console().print(_view(status))
+        console = Console()
+        console.print(_view(status, console.width))
 
 
 def as_json(status: inference_pb2.GetStatusResponse) -> dict[str, Any]:
@@ -138,16 +140,18 @@ def _audit_code(status: inference_pb2.GetStatusResponse) -> int:
     return 1 if failures else 0
 
 
-def _view(status: inference_pb2.GetStatusResponse) -> Group:
+def _view(status: inference_pb2.GetStatusResponse, width: int) -> Group:
+    """The table; addresses and transports only where `width` columns have room for them."""
     router = status.router
     redis = "ok" if router.redis_ok else "away"
     head = f"model {router.model}  requests {router.num_requests}  redis {redis}"
-    table = Table(box=None, pad_edge=False)
-    for name in ("worker", "role", "state", "address", "pid", "transport"):
-        table.add_column(name, no_wrap=True)
-    for name in ("queue", "running", *_BLOCK_STATES, "exports", "imports"):
-        table.add_column(name, justify="right")
+    is_wide = width >= _WIDE
     has_audit = any(worker.HasField("audit") for worker in status.workers)
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for name in ("worker", "role", "state", "pid", *(("address", "transport") if is_wide else ())):
+        table.add_column(name, no_wrap=True)
+    for name in ("queue", "run", "blocks", "free", "cached", "ref'd", "quar.", "exp.", "imp."):
+        table.add_column(name, justify="right", no_wrap=True)
     if has_audit:
         table.add_column("audit")
     for worker in status.workers:
@@ -155,8 +159,9 @@ def _view(status: inference_pb2.GetStatusResponse) -> Group:
         numbers = [load.queue_depth, load.running]
         numbers += [getattr(load.blocks, name) for name in _BLOCK_STATES]
         numbers += [load.exports, load.imports]
-        words = [worker.id, _role(worker), _state(worker), worker.address, str(worker.pid)]
-        cells = [*words, worker.kv_transport, *map(str, numbers)]
+        cells = [worker.id, _role(worker), _state(worker), str(worker.pid)]
+        cells += [worker.address, worker.kv_transport] if is_wide else []
+        cells += map(str, numbers)
         if has_audit:
             cells.append("ok" if worker.audit.ok else "FAILED")
         table.add_row(*cells)

@@ -47,12 +47,15 @@ def test_json_has_the_documented_shape(router, capsys):
     assert router.audits == [False]
 
 
-def test_the_table_names_every_worker(router, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_the_table_names_every_worker(router, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
     router.workers.append(worker_status("decode-7"))
     assert status(router) == 0
     printed = capsys.readouterr().out
-    assert "prefill-0" in printed and "decode-7" in printed and "model tiny" in printed
+    assert "model tiny" in printed and "prefill-0" in printed and "decode-7" in printed
+    assert "…" not in printed
+    assert ("127.0.0.1:4000" in printed) == (columns == "200")
 
 
 def test_a_clean_audit_ends_with_0(router, capsys):
