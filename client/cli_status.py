@@ -141,14 +141,15 @@ def _audit_code(status: inference_pb2.GetStatusResponse) -> int:
 
 
 def _view(status: inference_pb2.GetStatusResponse, width: int) -> Group:
-    """The table; addresses and transports only where `width` columns have room for them."""
+    """The table; pid, address and transport only where `width` columns have room for them."""
     router = status.router
     redis = "ok" if router.redis_ok else "away"
     head = f"model {router.model}  requests {router.num_requests}  redis {redis}"
     is_wide = width >= _WIDE
     has_audit = any(worker.HasField("audit") for worker in status.workers)
     table = Table(box=None, padding=(0, 1, 0, 0))
-    for name in ("worker", "role", "state", "pid", *(("address", "transport") if is_wide else ())):
+    wide_columns = ("pid", "address", "transport") if is_wide else ()
+    for name in ("worker", "role", "state", *wide_columns):
         table.add_column(name, no_wrap=True)
     for name in ("queue", "run", "blocks", "free", "cached", "ref'd", "quar.", "exp.", "imp."):
         table.add_column(name, justify="right", no_wrap=True)
@@ -159,8 +160,8 @@ def _view(status: inference_pb2.GetStatusResponse, width: int) -> Group:
         numbers = [load.queue_depth, load.running]
         numbers += [getattr(load.blocks, name) for name in _BLOCK_STATES]
         numbers += [load.exports, load.imports]
-        cells = [worker.id, _role(worker), _state(worker), str(worker.pid)]
-        cells += [worker.address, worker.kv_transport] if is_wide else []
+        cells = [worker.id, _role(worker), _state(worker)]
+        cells += [str(worker.pid), worker.address, worker.kv_transport] if is_wide else []
         cells += map(str, numbers)
         if has_audit:
             cells.append("ok" if worker.audit.ok else "FAILED")
