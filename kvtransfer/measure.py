@@ -1,0 +1,100 @@
+"""Measures a transport between two processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import random
+import re
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from core.errors import TransferError
+from kvtransfer.base import BlockCopy, Transport
+from kvtransfer.local_peer import LOOPBACK, HostPool, block_content, local_peer
+from kvtransfer.select import make_transport
+
+PULL_TIMEOUT_S = 60.0
+WIRE_UP_S = 0.3
+"""How long a new connection is left alone before its first read."""
+
+_UCX_READ_TABLE = re.compile(r"remote memory read by ucp_get.*\n(?:.*\n){3}(.*)")
+
+
+class LocalPair:
+    """A reader in this process, connected to a peer in another one.
+
+    Its pulls read the whole pool in a shuffled order, so that no two blocks make one piece.
+    """
+
+    def __init__(self, transport: Transport, agent: str, pool: HostPool) -> None:
+        self.pool = pool
+        self._transport = transport
+        self._agent = agent
+        shuffled = random.Random(0)
+        sources = list(range(pool.region.num_blocks))
+        destinations = list(sources)
+        shuffled.shuffle(sources)
+        shuffled.shuffle(destinations)
+        self._copies = [BlockCopy(*pair) for pair in zip(sources, destinations, strict=True)]
+
+    async def pull(self) -> float:
+        """Reads every block once; seconds that it took. Raises TransferError."""
+        begin = time.perf_counter()
+        pull = self._transport.pull(self._agent, self._copies)
+        await asyncio.wait_for(pull.done(), PULL_TIMEOUT_S)
+        return time.perf_counter() - begin
+
+    async def test(self) -> None:
+        """Reads every block and compares it with what the peer wrote. Raises TransferError."""
+        await self.pull()
+        num_bytes = self.pool.region.block_bytes
+        for copy in self._copies:
+            if self.pool.block(copy.destination) != block_content(0, copy.source, num_bytes):
+                raise TransferError(f"block {copy.source} arrived with other content")
+
+
+@contextlib.asynccontextmanager
+async def local_pair(transport: str, num_blocks: int, block_bytes: int) -> AsyncIterator[LocalPair]:
+    """A pair whose connection is up. Raises StartupError or TransferError."""
+    pool = HostPool(num_blocks, block_bytes)
+    reader = make_transport(transport, "reader@1", pool.region, LOOPBACK)
+    with local_peer(transport, "owner@1", (num_blocks, block_bytes)) as peer:
+        await reader.start()
+        try:
+            await reader.connect(peer.descriptor)
+            await asyncio.sleep(WIRE_UP_S)
+            yield LocalPair(reader, "owner@1", pool)
+        finally:
+            await reader.close()
+
+
+@contextlib.contextmanager
+def ucx_log() -> Iterator[Path]:
+    """Lets UCX write down its choices; before the process loads NIXL, and for all of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ucx.log"
+        os.environ.update(UCX_PROTO_INFO="y", UCX_LOG_FILE=str(path))
+        yield path
+
+
+def ucx_route(log: Path) -> str | None:
+    """What UCX reads large remote memory over, such as "cma/memory" or "tcp/lo"; None when
+    the log does not tell."""
+    if not log.exists():
+        return None
+    ctypes.CDLL(None).fflush(None)  # UCX leaves the log in the C library's buffer.
+    match = _UCX_READ_TABLE.search(log.read_text())
+    return match.group(1).strip(" |").rpartition("|")[2].strip() if match else None
+
+
+def memcpy_s(source: HostPool, destination: HostPool) -> float:
+    """Seconds that one core takes to copy the whole of `source`."""
+    begin = time.perf_counter()
+    num_bytes = source.region.num_bytes
+    ctypes.memmove(destination.region.address, source.region.address, num_bytes)
+    return time.perf_counter() - begin
