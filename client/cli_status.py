@@ -151,7 +151,7 @@ def _view(status: inference_pb2.GetStatusResponse, width: int) -> Group:
     wide_columns = ("pid", "address", "transport") if is_wide else ()
     for name in ("worker", "role", "state", *wide_columns):
         table.add_column(name, no_wrap=True)
-    for name in ("queue", "run", "blocks", "free", "cached", "ref'd", "quar.", "exp.", "imp."):
+    for name in ("queue", "run", "blocks", "free", "cached", "ref", "quar", "exp", "imp"):
         table.add_column(name, justify="right", no_wrap=True)
     if has_audit:
         table.add_column("audit")

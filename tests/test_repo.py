@@ -60,7 +60,7 @@ def test_every_dependency_is_pinned():
     for extra in project["optional-dependencies"].values():
         asked += extra
     names = {normalized(name) for name in asked if not name.startswith("baton-serving[")}
-    assert names - pinned <= {"nixl-cu13"}  # only for GPU machines, follows nixl-cu12
+    assert names - pinned == set()
 
 
 def test_readme_is_under_two_screens():
