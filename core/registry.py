@@ -6,6 +6,7 @@ An absent record is a hint only: the router's own stream to a worker decides whe
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,11 +51,20 @@ def connect_redis(url: str, timeout_s: float = 0.5) -> Redis:
 
 @contextmanager
 def redis_errors() -> Iterator[None]:
-    """Translates everything that a Redis call raises to Unavailable."""
+    """Translates everything that a Redis call raises to Unavailable.
+
+    While it connects, redis-py loses a cancellation that comes at the wrong moment; it is
+    raised here again, or the task could never be stopped.
+    """
+    task = asyncio.current_task()
+    num_cancels = task.cancelling() if task else 0
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
         raise Unavailable(f"redis: {type(error).__name__}: {error}") from error
+    finally:
+        if task and task.cancelling() > num_cancels:
+            raise asyncio.CancelledError
 
 
 class Registry:

@@ -19,6 +19,7 @@ from core.model_folder import ModelFolder
 
 # Below this, encoding takes less time than the trip to a thread is worth.
 _INLINE_CHARS = 2000
+_PROBE_CHARS_PER_TOKEN = 16
 # A character has at most 4 bytes, so this many tokens without a whole one are no text.
 _MAX_PENDING_TOKENS = 32
 
@@ -36,14 +37,16 @@ class Tokenizer:
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encodings[0].ids
 
-    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """`encode`, in a thread when `text` is long."""
-        if len(text) <= _INLINE_CHARS:
-            return self.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self.encode, text, add_special_tokens=add_special_tokens)
+    async def encode_prompt(self, text: str, max_tokens: int) -> list[int]:
+        """Token ids of a completion prompt, in a thread when `text` is long.
 
-    async def encode_chat_async(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Token ids of a chat, ready for the assistant's turn.
+        Of a text that has far more than `max_tokens` tokens only a beginning is encoded, which
+        alone has more than `max_tokens`: a text that is refused anyway costs little.
+        """
+        return await self._encode_bounded(text, max_tokens, add_special_tokens=True)
+
+    async def encode_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> list[int]:
+        """Token ids of a chat, ready for the assistant's turn; `max_tokens` as above.
 
         Raises InvalidArgument when the model has no template or the template refuses.
         """
@@ -51,7 +54,21 @@ class Tokenizer:
             raise InvalidArgument("messages: this model has no chat template", field="messages")
         text = self._template.render(messages)
         # The template writes special tokens itself.
-        return await self.encode_async(text, add_special_tokens=False)
+        return await self._encode_bounded(text, max_tokens, add_special_tokens=False)
+
+    async def _encode_bounded(
+        self, text: str, max_tokens: int, *, add_special_tokens: bool
+    ) -> list[int]:
+        if len(text) <= _INLINE_CHARS:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        num_chars = _PROBE_CHARS_PER_TOKEN * max_tokens
+        while num_chars < len(text):
+            token_ids = await asyncio.to_thread(self.encode, text[:num_chars])
+            # Where the text is cut a few tokens may differ, never half of them.
+            if len(token_ids) > 2 * max_tokens:
+                return token_ids
+            num_chars *= 2
+        return await asyncio.to_thread(self.encode, text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids` without special tokens."""

@@ -98,19 +98,19 @@ class RequestRun:
     async def _resolve(self) -> ResolvedRequest:
         limits = self._shared.current_limits()
         check_request(self._request, limits)
-        token_ids = await self._tokenize()
+        token_ids = await self._tokenize(limits.max_model_len)
         return complete_request(
             self._request, token_ids, limits, drawn_seed=self._shared.rng.getrandbits(63)
         )
 
-    async def _tokenize(self) -> list[int]:
+    async def _tokenize(self, max_tokens: int) -> list[int]:
         request, tokenizer = self._request, self._shared.tokenizer
         field = input_field(request)
         if field == "prompt":
-            return await tokenizer.encode_async(request.prompt)
+            return await tokenizer.encode_prompt(request.prompt, max_tokens)
         if field == "messages":
             messages = [ChatMessage(item.role, item.content) for item in request.messages]
-            return await tokenizer.encode_chat_async(messages)
+            return await tokenizer.encode_chat(messages, max_tokens)
         return list(request.token_ids.ids)
 
     async def _generate(self, resolved: ResolvedRequest) -> inference_pb2.GenerateResponse:

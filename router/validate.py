@@ -93,8 +93,9 @@ def complete_request(
     room = limits.max_model_len - num_prompt
     if room < 1:
         raise InvalidArgument(
-            f"{field} has {num_prompt} tokens; the limit is {limits.max_model_len - 1}, so that "
-            f"an output token fits into the context length {limits.max_model_len} "
+            # Of a text that is much too long only a part has been counted.
+            f"{field} has {num_prompt} tokens or more; the limit is {limits.max_model_len - 1}, "
+            f"so that an output token fits into the context length {limits.max_model_len} "
             "(the model's, or as much as the KV pool holds)",
             field=field,
         )

