@@ -31,6 +31,7 @@ from decode_svc.room import Room
 from engine.batch import SequenceUpdate, StepBatch
 from engine.sequence import Sequence
 from kvtransfer.base import BlockCopy, Pull
+from kvtransfer.digests import DigestPlan
 from kvtransfer.imports import Announcement, ImportKey, ImportTable, PoolActions
 from kvtransfer.peers import Peer
 from kvtransfer.service import ImportService
@@ -59,6 +60,7 @@ class _Request:
     dispatch: worker_pb2.Dispatch
     peer: Peer
     sequence: Sequence
+    digest_plan: DigestPlan
     news: asyncio.Queue[_News] = field(default_factory=asyncio.Queue)
     ended: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -100,7 +102,8 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
             dispatch, self._host.identity.fingerprint, self._host.engine.max_model_len
         )
         peer = await self._host.peers.connected(request.prefill)
-        self._requests.start(dispatch, _Request(dispatch, peer, sequence), self._serve)
+        state = _Request(dispatch, peer, sequence, self._host.settings.digest_plan())
+        self._requests.start(dispatch, state, self._serve)
         return worker_pb2.DispatchReply()
 
     async def _serve(self, request: _Request) -> None:
@@ -133,6 +136,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
                 news = await request.news.get()
                 if news.copies:
                     await self._pull(request, news.copies)
+                    await self._verify(request, news)
                 if news.message.is_last:
                     break
             if not await self._release(request):
@@ -152,14 +156,34 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         self._imports.end_read(request.key)
         request.num_pulled += len(copies)
 
+    async def _verify(self, request: _Request, news: _News) -> None:
+        """Compares the blocks that have just been read with what prefill says they are."""
+        message = news.message
+        first, end = message.first_block, message.first_block + len(message.block_ids)
+        indices = request.digest_plan.indices(first, end)
+        blocks = [news.copies[index - first].destination for index in indices]
+        actual = await self._host.digests.of(blocks)
+        if actual == list(message.digests):
+            return
+        wrong = [i for i, a, b in zip(indices, actual, message.digests, strict=False) if a != b]
+        damaged = wrong[0] if wrong else first
+        event(logger, logging.ERROR, "block_damaged", request_id=request.key[0], index=damaged)
+        await self._release(request, damaged)
+        raise TransferError(f"block {damaged} of the prompt's KV did not arrive as it was computed")
+
     async def _settle(self, key: ImportKey, pull: Pull) -> None:
         """Frees quarantined blocks once nothing can land in them."""
         await pull.settled()
         self._imports.end_read(key)
         self.on_room()
 
-    async def _release(self, request: _Request) -> bool:
-        message = kv_transfer_pb2.ReleaseRequest(request_id=request.key[0], attempt=request.key[1])
+    async def _release(self, request: _Request, first_damaged: int | None = None) -> bool:
+        """Tells prefill that nothing will be read any more. Whether the lease held."""
+        message = kv_transfer_pb2.ReleaseRequest(
+            request_id=request.key[0],
+            attempt=request.key[1],
+            first_damaged_block=first_damaged,
+        )
         reply: kv_transfer_pb2.ReleaseReply = await request.peer.exports.Release(
             message, timeout=CONTROL_TIMEOUT_S
         )
@@ -205,7 +229,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
 
     # ImportPolicy: what prefill says
 
-    async def grant(self, key: ImportKey, prefill_epoch: int) -> int:
+    async def grant(self, key: ImportKey, prefill_epoch: int) -> kv_transfer_pb2.GrantReply:
         request = self._require(key)
         if request.peer.epoch != prefill_epoch:
             raise Unavailable(f"{request.peer.worker_id} is not the life this was sent to")
@@ -218,7 +242,11 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         entry = self._imports.get(key)
         if entry is None:
             raise TransferError("the request ended while it waited for room")
-        return len(entry.held)
+        return kv_transfer_pb2.GrantReply(
+            num_held_blocks=len(entry.held),
+            digest_every=request.digest_plan.every,
+            digest_offset=request.digest_plan.offset,
+        )
 
     def announce(self, request: kv_transfer_pb2.AnnounceRequest) -> None:
         key = (request.request_id, request.attempt)

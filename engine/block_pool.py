@@ -160,6 +160,12 @@ class BlockPool:
                 self._remove_cached(block_id)
                 self._free.append(block_id)
 
+    def drop_blocks(self, block_ids: Iterable[int]) -> None:
+        """Forgets whatever hashes these blocks hold, with all that descend from them."""
+        for block_id in block_ids:
+            if block_id in self._tree:
+                self.drop(self._tree.hash_of(block_id))
+
     def drain_events(self) -> tuple[list[bytes], list[bytes]]:
         """(stored, removed) hashes since the last call, for the prefix index.
 

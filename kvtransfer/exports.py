@@ -101,6 +101,13 @@ class ExportTable:
         export.cap_at = now + self._config.max_lease_s
         return True
 
+    def trusted_blocks(self, key: ExportKey) -> list[int]:
+        """The blocks of an export whose lease holds; empty for any other."""
+        export = self._exports.get(key)
+        if export is None or self._clock() > export.expires_at:
+            return []
+        return export.block_ids
+
     def renew(self, key: ExportKey) -> bool:
         """Prolongs the lease up to its cap. False when it does not hold (any more)."""
         export = self._exports.get(key)

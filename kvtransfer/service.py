@@ -25,11 +25,13 @@ class ExportService(kv_transfer_pb2_grpc.KvExportServicer):
         transport: Transport,
         exports: ExportTable,
         on_released: Callable[[ExportKey, bool], None],
+        on_damaged: Callable[[list[int]], None],
     ) -> None:
         self._identity = identity
         self._transport = transport
         self._exports = exports
         self._on_released = on_released
+        self._on_damaged = on_damaged
 
     async def Handshake(
         self, request: kv_transfer_pb2.HandshakeRequest, context: Any
@@ -47,6 +49,9 @@ class ExportService(kv_transfer_pb2_grpc.KvExportServicer):
         self, request: kv_transfer_pb2.ReleaseRequest, context: Any
     ) -> kv_transfer_pb2.ReleaseReply:
         key = (request.request_id, request.attempt)
+        if request.HasField("first_damaged_block"):
+            blocks = self._exports.trusted_blocks(key)
+            self._on_damaged(blocks[request.first_damaged_block :])
         held = self._exports.release(key)
         self._on_released(key, held)
         return kv_transfer_pb2.ReleaseReply(lease_held=held)
@@ -61,8 +66,8 @@ class ExportService(kv_transfer_pb2_grpc.KvExportServicer):
 class ImportPolicy(Protocol):
     """What the decode service decides."""
 
-    async def grant(self, key: ImportKey, prefill_epoch: int) -> int:
-        """Waits for room; the number of leading blocks that decode holds already."""
+    async def grant(self, key: ImportKey, prefill_epoch: int) -> kv_transfer_pb2.GrantReply:
+        """Waits for room."""
 
     def announce(self, request: kv_transfer_pb2.AnnounceRequest) -> None:
         """Starts reading what was announced."""
@@ -81,8 +86,7 @@ class ImportService(kv_transfer_pb2_grpc.KvImportServicer):
         self, request: kv_transfer_pb2.GrantRequest, context: Any
     ) -> kv_transfer_pb2.GrantReply:
         key = (request.request_id, request.attempt)
-        held = await self._policy.grant(key, request.prefill_epoch)
-        return kv_transfer_pb2.GrantReply(num_held_blocks=held)
+        return await self._policy.grant(key, request.prefill_epoch)
 
     async def Announce(
         self, request: kv_transfer_pb2.AnnounceRequest, context: Any

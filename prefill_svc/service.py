@@ -33,6 +33,7 @@ from core.errors import (
 from core.logs import event
 from engine.batch import SampledToken, SequenceUpdate, StepBatch
 from engine.sequence import FinishReason, Sequence
+from kvtransfer.digests import DigestPlan
 from kvtransfer.exports import ExportKey, ExportTable
 from kvtransfer.peers import Peer
 from kvtransfer.service import ExportService
@@ -99,7 +100,11 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
     def add_to_server(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_PrefillServicer_to_server(self, server)
         exports = ExportService(
-            self._host.identity, self._host.transport, self._exports, self._on_released
+            self._host.identity,
+            self._host.transport,
+            self._exports,
+            self._on_released,
+            self._on_damaged,
         )
         kv_transfer_pb2_grpc.add_KvExportServicer_to_server(exports, server)
 
@@ -125,11 +130,11 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
         key = prompt.key
         try:
             await self._gate.enter(prompt.ticket)
-            num_held = await self._ask_for_grant(prompt)
+            grant = await self._ask_for_grant(prompt)
             self._exports.open(key)
             self._host.transport.set_num_exports(self._exports.num_open)
             self._host.loop.add(prompt.sequence)
-            await self._hand_off(prompt, num_held)
+            await self._hand_off(prompt, grant)
         except BaseException as error:
             self._exports.revoke(key)
             if prompt.is_known_to_decode:
@@ -139,8 +144,8 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
             self._host.loop.abort(key)
             self._gate.leave(prompt.ticket)
 
-    async def _ask_for_grant(self, prompt: _Prompt) -> int:
-        """Waits until decode has room; the number of leading blocks that it holds."""
+    async def _ask_for_grant(self, prompt: _Prompt) -> kv_transfer_pb2.GrantReply:
+        """Waits until decode has room."""
         peer = prompt.peer = await self._host.peers.get(prompt.decode)
         request = kv_transfer_pb2.GrantRequest(
             request_id=prompt.key[0],
@@ -149,13 +154,13 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
             prefill_epoch=self._host.identity.epoch,
         )
         prompt.is_known_to_decode = True
-        reply: kv_transfer_pb2.GrantReply = await peer.imports.Grant(request)
-        return reply.num_held_blocks
+        return await peer.imports.Grant(request)
 
-    async def _hand_off(self, prompt: _Prompt, num_held: int) -> None:
+    async def _hand_off(self, prompt: _Prompt, grant: kv_transfer_pb2.GrantReply) -> None:
         """Announces blocks as they become final, the first token with the last of them."""
         block_size = self._host.engine.pool.block_size
-        next_block, sequence_number = num_held, 0
+        plan = DigestPlan(grant.digest_every, grant.digest_offset)
+        next_block, sequence_number = grant.num_held_blocks, 0
         while True:
             progress = await prompt.progress.get()
             if progress.error is not None:
@@ -175,6 +180,9 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
                 first_block=next_block,
                 block_ids=prompt.block_ids[next_block:end],
                 is_last=is_last,
+                digests=await self._host.digests.of(
+                    [prompt.block_ids[index] for index in plan.indices(next_block, end)]
+                ),
             )
             if progress.token is not None:
                 _add_first_token(news, progress.token)
@@ -249,6 +257,11 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
         if not lease_held and self._requests.get(key) is not None:
             self._requests.abort(key)
         self.on_room()
+
+    def _on_damaged(self, block_ids: list[int]) -> None:
+        """Decode read other bytes than were computed here: nobody may use either again."""
+        event(logger, logging.ERROR, "blocks_damaged", num_blocks=len(block_ids))
+        self._host.engine.pool.drop_blocks(block_ids)
 
     def on_room(self) -> None:
         self._gate.update()

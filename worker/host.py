@@ -23,6 +23,7 @@ from core.registry import Registry, connect_redis
 from core.tasks import TaskSet
 from engine.engine import Engine
 from kvtransfer.base import Transport
+from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity, PeerDirectory
 from worker.convert import stats_to_proto
 from worker.engine_loop import EngineLoop, StepObserver
@@ -76,6 +77,7 @@ class Parts:
     engine: Engine
     device: ThreadPoolExecutor
     transport: Transport
+    digests: BlockDigests
     identity: Identity
 
 
@@ -86,6 +88,7 @@ class WorkerHost:
         self.settings = settings
         self.engine = parts.engine
         self.transport = parts.transport
+        self.digests = parts.digests
         self.identity = parts.identity
         self.clock = time.monotonic
         self.tasks = TaskSet()
@@ -139,6 +142,7 @@ class WorkerHost:
         await self.tasks.cancel(STOP_GRACE_S)
         await self.peers.close()
         await self.transport.close()
+        self.digests.close()
         await self._redis.aclose()
 
     async def _heartbeat(self) -> None:

@@ -16,7 +16,8 @@ from core.rpc import RpcServer, run_service, wait_for_stop_signal
 from core.settings import load_settings
 from engine.engine import Engine, load_engine
 from engine.kv_cache import LAYOUT_NAME
-from kvtransfer.base import MemoryRegion, Transport
+from kvtransfer.base import MemoryRegion
+from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity
 from kvtransfer.select import make_transport
 from worker.host import Parts, RoleService, WorkerHost
@@ -46,9 +47,13 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None
             epoch=time.time_ns() // 1000,
             fingerprint=_fingerprint(engine, digest),
         )
-        transport = _make_transport(settings, engine, identity)
+        region = _memory_region(settings, engine)
+        host_name = settings.advertise_host or settings.host
+        agent = f"{settings.worker_id}@{identity.epoch}"
+        transport = make_transport(settings.kv_transport, agent, region, host_name)
         await transport.start()
-        host = WorkerHost(settings, Parts(engine, device, transport, identity))
+        parts = Parts(engine, device, transport, BlockDigests(region), identity)
+        host = WorkerHost(settings, parts)
         server = RpcServer(settings.host, settings.port)
         host.install(make_service(host), server.grpc_server)
         try:
@@ -96,16 +101,13 @@ def _fingerprint(engine: Engine, digest: str) -> types_pb2.Fingerprint:
     )
 
 
-def _make_transport(settings: WorkerSettings, engine: Engine, identity: Identity) -> Transport:
-    region = MemoryRegion(
+def _memory_region(settings: WorkerSettings, engine: Engine) -> MemoryRegion:
+    return MemoryRegion(
         address=engine.kv_cache.data_ptr(),
         num_blocks=engine.pool.num_blocks,
         block_bytes=engine.kv_cache.block_bytes,
         memory="DRAM" if settings.device == "cpu" else "VRAM",
     )
-    agent = f"{identity.worker_id}@{identity.epoch}"
-    host = settings.advertise_host or settings.host
-    return make_transport(settings.kv_transport, agent, region, host)
 
 
 def _advertised(settings: WorkerSettings, address: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +10,7 @@ from pydantic import Field
 
 from core.settings import Settings
 from engine.engine import EngineConfig
+from kvtransfer.digests import SAMPLE_EVERY, DigestPlan
 from kvtransfer.exports import LeaseConfig
 
 
@@ -22,6 +24,11 @@ class WorkerSettings(Settings):
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis of the deployment.")
     kv_transport: Literal["nixl", "tcp"] = Field("nixl", description="Backend of KV transfers.")
+    kv_verify: Literal["always", "sampled", "off"] | None = Field(
+        None,
+        description="Compare digests of transferred blocks: all, some or none of them; "
+        "default: always, and off for GPU memory, which has no digests yet.",
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Logs.")
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -53,6 +60,12 @@ class WorkerSettings(Settings):
 
     lease_s: float = Field(10.0, gt=0, description="Life of exported blocks without renewal.")
     max_lease_s: float = Field(60.0, gt=0, description="Life of exported blocks at most.")
+    max_recompute_tokens: int = Field(
+        256,
+        ge=0,
+        description="Decode computes a preempted sequence of up to so many tokens again itself; "
+        "a longer one goes back to prefill.",
+    )
     import_timeout_s: float = Field(
         120.0, gt=0, description="Silence of prefill after which an import is given up."
     )
@@ -77,6 +90,15 @@ class WorkerSettings(Settings):
             max_long_partial_prefills=self.max_long_partial_prefills,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
         )
+
+    def digest_plan(self) -> DigestPlan:
+        """Which blocks of a request that begins now are verified."""
+        verify = self.kv_verify or ("always" if self.device == "cpu" else "off")
+        if verify == "off":
+            return DigestPlan()
+        if verify == "always":
+            return DigestPlan(every=1)
+        return DigestPlan(every=SAMPLE_EVERY, offset=random.randrange(SAMPLE_EVERY))
 
     def lease_config(self) -> LeaseConfig:
         """The part that exports need."""

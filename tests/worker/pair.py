@@ -18,6 +18,7 @@ from decode_svc.service import DecodeService
 from engine.engine import load_engine
 from engine.kv_cache import LAYOUT_NAME
 from kvtransfer.base import MemoryRegion
+from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity
 from kvtransfer.select import make_transport
 from prefill_svc.service import PrefillService
@@ -73,7 +74,8 @@ async def worker(
         agent = f"{worker_id}@{identity.epoch}"
         transport = make_transport(config.kv_transport, agent, region, "127.0.0.1")
         await transport.start()
-        host = WorkerHost(config, Parts(engine, device, transport, identity))
+        parts = Parts(engine, device, transport, BlockDigests(region), identity)
+        host = WorkerHost(config, parts)
         server = RpcServer("127.0.0.1", 0)
         service = make_service(host)
         host.install(service, server.grpc_server)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.v1 import types_pb2, worker_pb2
-from core.errors import FailedPrecondition, InvalidArgument, from_exception
+from core.errors import FailedPrecondition, InvalidArgument, Unavailable, from_exception
 from decode_svc.service import DecodeService
 from tests import tiny_models
 from tests.engine.harness import make_prompt, reference_tokens
@@ -252,3 +252,63 @@ async def test_a_repeated_dispatch_starts_nothing_twice(folder: Path, expected) 
         )
         await result.ended.wait()
         assert result.output == expected(prompt)
+
+
+def _flip_a_byte_of(both: Pair, monkeypatch: pytest.MonkeyPatch, index: int) -> None:
+    """Damages the `index`-th block of every read, after it has landed."""
+    host = both.decode.host
+    memory = host.engine.kv_cache.data.view(host.engine.pool.num_blocks, -1)
+    real_pull = host.transport.pull
+
+    def damaged_pull(agent, copies):  # type: ignore[no-untyped-def]
+        pull = real_pull(agent, copies)
+        real_done = pull.done
+
+        async def done() -> None:
+            await real_done()
+            if index < len(copies):
+                memory[copies[index].destination, 3] += 1.0
+
+        pull.done = done  # type: ignore[method-assign]
+        return pull
+
+    monkeypatch.setattr(host.transport, "pull", damaged_pull)
+
+
+async def test_a_damaged_block_fails_the_attempt_and_is_forgotten_on_both_sides(
+    folder: Path, expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(folder) as both:
+        prompt = make_prompt(70)
+        _flip_a_byte_of(both, monkeypatch, index=2)
+        result = await both.generate(prompt, "damaged")
+        assert isinstance(result.error, Unavailable)
+        assert "block 2" in result.error.message
+        monkeypatch.undo()
+        await both.until_idle()
+        # Blocks 0 and 1 are trusted; 2, 3 and the partial one are not cached any more.
+        assert both.prefill.load.blocks.cached == 2
+        assert both.decode.load.blocks.cached == 0
+        again = await both.generate(prompt, "again")
+        assert again.output == expected(prompt)
+        assert again.cached_tokens == 32
+
+
+async def test_without_verification_nobody_computes_digests(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(folder, decode={"kv_verify": "off"}) as both:
+        _flip_a_byte_of(both, monkeypatch, index=0)
+        result = await both.generate(make_prompt(70), "unverified")
+        assert result.error is None
+
+
+async def test_sampled_verification_finds_damage_in_the_blocks_that_it_samples(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(folder, decode={"kv_verify": "sampled"}) as both:
+        _flip_a_byte_of(both, monkeypatch, index=3)
+        # One block in eight is sampled, at an offset that each request draws.
+        results = [await both.generate(make_prompt(70, seed), f"r{seed}") for seed in range(60)]
+        num_found = sum(result.error is not None for result in results)
+        assert 0 < num_found < 60

@@ -214,16 +214,25 @@ class GrantReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUM_HELD_BLOCKS_FIELD_NUMBER: _builtins.int
+    DIGEST_EVERY_FIELD_NUMBER: _builtins.int
+    DIGEST_OFFSET_FIELD_NUMBER: _builtins.int
     num_held_blocks: _builtins.int
     """Leading blocks of the request that D holds already; P does not announce them."""
+    digest_every: _builtins.int
+    """Which blocks D wants digests of: those whose index in the block table is
+    `digest_offset` modulo `digest_every`; 0 is none.
+    """
+    digest_offset: _builtins.int
     def __init__(
         self,
         *,
         num_held_blocks: _builtins.int = ...,
+        digest_every: _builtins.int = ...,
+        digest_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_held_blocks", b"num_held_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest_every", b"digest_every", "digest_offset", b"digest_offset", "num_held_blocks", b"num_held_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -241,6 +250,7 @@ class AnnounceRequest(_message.Message):
     IS_LAST_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_ID_FIELD_NUMBER: _builtins.int
     FIRST_LOGPROBS_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     sequence: _builtins.int
@@ -256,6 +266,10 @@ class AnnounceRequest(_message.Message):
 
     @_builtins.property
     def first_logprobs(self) -> _types_pb2.TokenLogprobs: ...
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """XXH3-64 of each of these blocks that D asked about, in order."""
+
     def __init__(
         self,
         *,
@@ -267,10 +281,11 @@ class AnnounceRequest(_message.Message):
         is_last: _builtins.bool = ...,
         first_token_id: _builtins.int = ...,
         first_logprobs: _types_pb2.TokenLogprobs | None = ...,
+        digests: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_logprobs", b"first_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_ids", b"block_ids", "first_block", b"first_block", "first_logprobs", b"first_logprobs", "first_token_id", b"first_token_id", "is_last", b"is_last", "request_id", b"request_id", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_ids", b"block_ids", "digests", b"digests", "first_block", b"first_block", "first_logprobs", b"first_logprobs", "first_token_id", b"first_token_id", "is_last", b"is_last", "request_id", b"request_id", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -340,19 +355,27 @@ class ReleaseRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    FIRST_DAMAGED_BLOCK_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
+    first_damaged_block: _builtins.int
+    """Index in the block table of the first block whose digest differed. P forgets
+    it and all blocks after it, with what was cached on top of them.
+    """
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         attempt: _builtins.int = ...,
+        first_damaged_block: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_damaged_block", b"_first_damaged_block", "first_damaged_block", b"first_damaged_block"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_damaged_block", b"_first_damaged_block", "attempt", b"attempt", "first_damaged_block", b"first_damaged_block", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__first_damaged_block: _TypeAlias = _typing.Literal["first_damaged_block"]  # noqa: Y015
+    _WhichOneofArgType__first_damaged_block: _TypeAlias = _typing.Literal["_first_damaged_block", b"_first_damaged_block"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_damaged_block) -> _WhichOneofReturnType__first_damaged_block | None: ...
 
 Global___ReleaseRequest: _TypeAlias = ReleaseRequest  # noqa: Y015
 

@@ -80,6 +80,7 @@ class SequenceOutput(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     TRANSFERRED_BLOCKS_FIELD_NUMBER: _builtins.int
+    PREEMPTED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     output_index: _builtins.int
@@ -89,6 +90,10 @@ class SequenceOutput(_message.Message):
     """prefill: found in its cache"""
     transferred_blocks: _builtins.int
     """decode: pulled"""
+    preempted: _builtins.bool
+    """Decode needed the blocks: the attempt is over, and the request wants another
+    one, which prefills its prompt and its output so far. Nothing has failed.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -109,10 +114,11 @@ class SequenceOutput(_message.Message):
         error: _types_pb2.ErrorDetail | None = ...,
         cached_tokens: _builtins.int = ...,
         transferred_blocks: _builtins.int = ...,
+        preempted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "request_id", b"request_id", "token_ids", b"token_ids", "transferred_blocks", b"transferred_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "preempted", b"preempted", "request_id", b"request_id", "token_ids", b"token_ids", "transferred_blocks", b"transferred_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,63 @@
+"""Digests of KV blocks: does decode hold the bytes that prefill computed?
+
+XXH3 is a fast non-cryptographic hash (tens of GB/s): it finds damage, not forgery. Digests are
+computed in a thread of their own, since a long prompt's blocks are many megabytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import xxhash
+
+from kvtransfer.base import MemoryRegion
+
+SAMPLE_EVERY = 8
+"""With sampling, one block in so many is verified."""
+
+
+@dataclass(frozen=True)
+class DigestPlan:
+    """Which blocks of a request are verified: every `every`-th, counted from `offset`."""
+
+    every: int = 0
+    """0: none."""
+    offset: int = 0
+
+    def indices(self, first: int, end: int) -> list[int]:
+        """Indices in the block table, from `first` up to `end`, that have a digest."""
+        if self.every == 0:
+            return []
+        return [index for index in range(first, end) if index % self.every == self.offset]
+
+
+class BlockDigests:
+    """Computes digests of the blocks of one memory region, which must be host memory."""
+
+    def __init__(self, region: MemoryRegion) -> None:
+        memory = (ctypes.c_char * region.num_bytes).from_address(region.address)
+        self._memory = memoryview(memory)
+        self._block_bytes = region.block_bytes
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="digest")
+
+    async def of(self, block_ids: Sequence[int]) -> list[int]:
+        """The 64-bit digest of each block, as it stands in memory now."""
+        if not block_ids:
+            return []
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._compute, block_ids)
+
+    def _compute(self, block_ids: Sequence[int]) -> list[int]:
+        size = self._block_bytes
+        return [
+            xxhash.xxh3_64_intdigest(self._memory[block * size : (block + 1) * size])
+            for block in block_ids
+        ]
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._thread.shutdown(cancel_futures=True)
