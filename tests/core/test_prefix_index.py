@@ -151,6 +151,4 @@ async def test_without_hashes_or_candidates_nobody_is_asked():
 
 async def test_a_lookup_without_redis_is_unavailable():
     with pytest.raises(Unavailable):
-        await PrefixIndexReader(connect_redis("redis://127.0.0.1:1/0")).lookup(
-            hashes(1), {"p0": 1}
-        )
+        await PrefixIndexReader(connect_redis("redis://127.0.0.1:1/0")).lookup(hashes(1), {"p0": 1})

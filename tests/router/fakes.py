@@ -1,0 +1,156 @@
+"""Workers that follow a script, over real gRPC: no engine, no KV, the same protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from core.errors import BatonError, to_detail
+from core.registry import Registry
+from core.rpc import RpcServer
+from core.tasks import TaskSet
+
+FINGERPRINT = types_pb2.Fingerprint(
+    model="m", dtype="float32", layout="l", block_size=4, block_bytes=64, hash_seed="s"
+)
+HEARTBEAT_S = 0.1
+
+
+@dataclass
+class Script:
+    """What the workers of a test answer: `reply` to every prompt, ended by an end token."""
+
+    reply: list[int]
+    num_decode_tokens: int = 1000
+    """Decode stops sending after so many tokens of its own; `fault` happens then."""
+    fault: BatonError | None = None
+    """Reported by decode at that point, in the first `num_faults` attempts; None: it hangs."""
+    num_faults: int = 1000
+    decode_first: bool = False
+    """Decode's messages are sent before prefill's."""
+    decodes: dict[str, FakeWorker] = field(default_factory=dict)
+
+
+class FakeWorker(
+    worker_pb2_grpc.WorkerServicer,
+    worker_pb2_grpc.PrefillServicer,
+    worker_pb2_grpc.DecodeServicer,
+):
+    """One worker. Records what it is told in `dispatches` and `aborts`."""
+
+    def __init__(self, worker_id: str, role: types_pb2.Role.ValueType, script: Script) -> None:
+        self.record = types_pb2.WorkerRecord(
+            worker_id=worker_id,
+            role=role,
+            epoch=1,
+            state=types_pb2.WORKER_STATE_READY,
+            fingerprint=FINGERPRINT,
+            max_model_len=128,
+        )
+        self.script = script
+        self.load = types_pb2.Load(blocks=types_pb2.BlockStats(total=100, free=100))
+        self.refusal: BatonError | None = None
+        self.is_silent = False
+        self.dispatches: list[worker_pb2.Dispatch] = []
+        self.aborts: list[tuple[str, int]] = []
+        self._outboxes: dict[str, asyncio.Queue[worker_pb2.SequenceOutput]] = {}
+        self._server: RpcServer | None = None
+        self._tasks = TaskSet()
+
+    async def start(self, registry: Registry) -> None:
+        self._server = RpcServer("127.0.0.1", 0)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server.grpc_server)
+        worker_pb2_grpc.add_PrefillServicer_to_server(self, self._server.grpc_server)
+        worker_pb2_grpc.add_DecodeServicer_to_server(self, self._server.grpc_server)
+        self.record.address = await self._server.start([])
+        if self.record.role == types_pb2.ROLE_DECODE:
+            self.script.decodes[self.record.address] = self
+        await registry.publish(self.record)
+
+    async def stop(self) -> None:
+        """Like a killed process: connections break."""
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+            await self._tasks.cancel(1)
+
+    async def Attach(self, request, context) -> AsyncIterator[worker_pb2.WorkerMessage]:
+        outbox = self._outboxes[request.router_id] = asyncio.Queue()
+        yield worker_pb2.WorkerMessage(load=self.load, state=self.record.state)
+        while True:
+            try:
+                async with asyncio.timeout(HEARTBEAT_S):
+                    yield worker_pb2.WorkerMessage(outputs=[await outbox.get()])
+            except TimeoutError:
+                if not self.is_silent:
+                    yield worker_pb2.WorkerMessage(load=self.load, state=self.record.state)
+
+    async def Abort(self, request, context) -> worker_pb2.AbortReply:
+        self.aborts.append((request.request_id, request.attempt))
+        return worker_pb2.AbortReply(was_known=True)
+
+    async def GetWorkerStatus(self, request, context) -> worker_pb2.WorkerStatus:
+        audit = worker_pb2.Audit(ok=True) if request.audit else None
+        return worker_pb2.WorkerStatus(
+            id=self.record.worker_id, state=self.record.state, load=self.load, audit=audit
+        )
+
+    async def Decode(self, request, context) -> worker_pb2.DispatchReply:
+        self._accept(request.dispatch)
+        return worker_pb2.DispatchReply()
+
+    async def Prefill(self, request, context) -> worker_pb2.DispatchReply:
+        self._accept(request.dispatch)
+        decode = self.script.decodes[request.decode.address]
+        self._tasks.start(self._play(request.dispatch, decode))
+        return worker_pb2.DispatchReply()
+
+    def _accept(self, dispatch: worker_pb2.Dispatch) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.dispatches.append(dispatch)
+
+    async def _play(self, dispatch: worker_pb2.Dispatch, decode: FakeWorker) -> None:
+        first = len(dispatch.output_token_ids)
+        hello = self.script_output(dispatch, first, cached_tokens=8)
+        if not self.script.decode_first or hello.finish_reason:
+            self.send(dispatch, hello)
+        if not hello.finish_reason:
+            decode.play_decode(dispatch, first)
+        if self.script.decode_first:
+            await asyncio.sleep(0.05)
+            self.send(dispatch, hello)
+
+    def play_decode(self, dispatch: worker_pb2.Dispatch, first: int) -> None:
+        """Sends the token at `first` again and all that follow it."""
+        script = self.script
+        is_faulty = dispatch.attempt <= script.num_faults
+        for index in range(first, len(script.reply)):
+            if is_faulty and index - first > script.num_decode_tokens:
+                if script.fault is not None:
+                    output = worker_pb2.SequenceOutput(error=to_detail(script.fault))
+                    self.send(dispatch, output)
+                return
+            output = self.script_output(dispatch, index, transferred_blocks=3)
+            self.send(dispatch, output)
+            if output.finish_reason:
+                return
+
+    def script_output(
+        self, dispatch: worker_pb2.Dispatch, index: int, **fields: int
+    ) -> worker_pb2.SequenceOutput:
+        token_id = self.script.reply[index]
+        reason = types_pb2.FINISH_REASON_UNSPECIFIED
+        if token_id in dispatch.eos_token_ids:
+            reason = types_pb2.FINISH_REASON_STOP
+        elif index + 1 == dispatch.sampling.max_tokens:
+            reason = types_pb2.FINISH_REASON_LENGTH
+        return worker_pb2.SequenceOutput(
+            output_index=index, token_ids=[token_id], finish_reason=reason, **fields
+        )
+
+    def send(self, dispatch: worker_pb2.Dispatch, output: worker_pb2.SequenceOutput) -> None:
+        output.request_id, output.attempt = dispatch.request_id, dispatch.attempt
+        self._outboxes[dispatch.router_id].put_nowait(output)

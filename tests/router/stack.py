@@ -1,0 +1,128 @@
+"""A router with fake workers around it, all in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from core.errors import from_exception
+from core.registry import Registry, connect_redis
+from core.rpc import open_channel
+from router.app import Router
+from router.settings import RouterSettings
+from tests.model_folder import EOS_TOKEN_ID, byte_tokenizer, write_model_folder
+from tests.router.fakes import FakeWorker, Script
+
+REPLY = [*byte_tokenizer().encode("Paris, of course.").ids, EOS_TOKEN_ID]
+
+
+def prompt(text: str = "Where is the Louvre?", **sampling) -> inference_pb2.GenerateRequest:
+    """A request for the fake workers; `sampling` sets sampling parameters."""
+    return inference_pb2.GenerateRequest(prompt=text, sampling=types_pb2.SamplingParams(**sampling))
+
+
+@dataclass
+class Answer:
+    """Everything that one call streamed."""
+
+    text: str
+    token_ids: list[int]
+    last: inference_pb2.GenerateResponse
+
+
+@dataclass
+class Stack:
+    """`prefills` and `decodes` in the order of their ids: prefill-0, decode-0, …"""
+
+    stub: inference_pb2_grpc.InferenceAsyncStub
+    router: Router
+    registry: Registry
+    script: Script
+    prefills: list[FakeWorker]
+    decodes: list[FakeWorker]
+
+    async def ask(self, request: inference_pb2.GenerateRequest, **call) -> Answer:
+        """Generates to the end. Raises the error of core.errors that the router answered."""
+        text, token_ids, last = "", [], None
+        try:
+            async for last in self.stub.Generate(request, **call):
+                assert last.output_index == len(token_ids), "a token is missing or repeated"
+                text += last.text
+                token_ids += last.token_ids
+        except grpc.RpcError as error:
+            raise from_exception(error) from None
+        assert last is not None
+        return Answer(text, token_ids, last)
+
+
+@asynccontextmanager
+async def stack(
+    folder: Path,
+    redis_url: str,
+    *,
+    script: Script | None = None,
+    num_prefill: int = 1,
+    num_decode: int = 1,
+    **settings: object,
+) -> AsyncIterator[Stack]:
+    """Starts everything and waits until the router is ready."""
+    script = script or Script(reply=list(REPLY))
+    redis = connect_redis(redis_url)
+    registry = Registry(redis, lease_s=60)
+    prefills = [
+        FakeWorker(f"prefill-{index}", types_pb2.ROLE_PREFILL, script)
+        for index in range(num_prefill)
+    ]
+    decodes = [
+        FakeWorker(f"decode-{index}", types_pb2.ROLE_DECODE, script) for index in range(num_decode)
+    ]
+    for worker in (*prefills, *decodes):
+        await worker.start(registry)
+    defaults = {"port": 0, "worker_poll_s": 0.05, "worker_silence_s": 1.0}
+    router = Router(
+        RouterSettings(
+            model=str(write_model_folder(folder)),
+            redis_url=redis_url,
+            **(defaults | settings),
+        )
+    )
+    address = await router.start()
+    try:
+        await wait_for(lambda: all_attached(router, num_prefill, num_decode))
+        async with open_channel(address) as channel:
+            yield Stack(
+                inference_pb2_grpc.InferenceStub(channel),
+                router,
+                registry,
+                script,
+                prefills,
+                decodes,
+            )
+    finally:
+        await router.stop()
+        for worker in (*prefills, *decodes):
+            await worker.stop()
+        await redis.aclose()
+
+
+def all_attached(router: Router, num_prefill: int, num_decode: int) -> bool:
+    pool = router._pool
+    return (
+        len(pool.usable(types_pb2.ROLE_PREFILL)) == num_prefill
+        and len(pool.usable(types_pb2.ROLE_DECODE)) == num_decode
+    )
+
+
+async def wait_for(condition) -> None:
+    """Returns when `condition()` holds, which takes at most five seconds."""
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen within five seconds")

@@ -1,0 +1,168 @@
+"""How a router finds, keeps and drops workers."""
+
+import asyncio
+
+import pytest
+
+from baton.v1 import inference_pb2, types_pb2
+from core.errors import Unavailable
+from core.fingerprint import hash_scope
+from core.hashing import block_hashes
+from core.prefix_index import PrefixIndexWriter
+from router.workers import choose_fingerprint
+from tests.model_folder import byte_tokenizer
+from tests.router.fakes import FINGERPRINT, FakeWorker
+from tests.router.stack import prompt, stack, wait_for
+
+PREFILL, DECODE = types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE
+
+
+@pytest.fixture
+def serve(tmp_path, redis_server):
+    return lambda **options: stack(tmp_path / "tiny", redis_server.url, **options)
+
+
+async def statuses(s):
+    reply = await s.stub.GetStatus(inference_pb2.GetStatusRequest())
+    return {worker.id: types_pb2.WorkerState.Name(worker.state) for worker in reply.workers}
+
+
+async def test_generation_goes_on_when_redis_dies(serve, redis_server):
+    async with serve() as s:
+        redis_server.kill()
+        async with asyncio.timeout(5):
+            await wait_for(lambda: not s.router._pool.is_registry_ok)
+            for _ in range(3):
+                assert (await s.ask(prompt())).text == "Paris, of course."
+            reply = await s.stub.GetStatus(inference_pb2.GetStatusRequest())
+    assert not reply.router.redis_ok
+    assert len(reply.workers) == 2
+
+
+async def test_a_paused_redis_delays_a_request_once(serve, redis_server):
+    async with serve() as s:
+        redis_server.pause()
+        async with asyncio.timeout(1.5):
+            for _ in range(5):
+                await s.ask(prompt())
+
+
+async def test_an_empty_registry_removes_no_worker_that_lives(serve, redis):
+    async with serve() as s:
+        await redis.flushall()
+        await asyncio.sleep(0.3)
+        assert (await s.ask(prompt())).text == "Paris, of course."
+
+
+async def test_a_worker_that_comes_later_is_found(serve):
+    async with serve() as s:
+        late = FakeWorker("prefill-1", PREFILL, s.script)
+        await late.start(s.registry)
+        await wait_for(lambda: len(s.router._pool.usable(PREFILL)) == 2)
+        await late.stop()
+
+
+async def test_a_worker_that_drains_and_leaves_is_forgotten(serve):
+    async with serve(num_prefill=2) as s:
+        leaver = s.prefills[1]
+        leaver.record.state = types_pb2.WORKER_STATE_DRAINING
+        async with asyncio.timeout(5):
+            await wait_for(lambda: len(s.router._pool.usable(PREFILL)) == 1)
+            await s.registry.remove("prefill-1", epoch=1)
+            await leaver.stop()
+            await wait_for(lambda: len(s.router._pool.links) == 2)
+
+
+async def test_a_killed_worker_is_shown_as_unreachable(serve):
+    async with serve() as s:
+        await s.decodes[0].stop()
+        await wait_for(lambda: not s.router._pool.usable(DECODE))
+        assert await statuses(s) == {
+            "prefill-0": "WORKER_STATE_READY",
+            "decode-0": "WORKER_STATE_UNREACHABLE",
+        }
+        with pytest.raises(Unavailable, match="no decode worker is ready"):
+            await s.ask(prompt())
+
+
+async def test_a_new_life_of_a_worker_replaces_the_old_one(serve):
+    async with serve() as s:
+        await s.decodes[0].stop()
+        reborn = FakeWorker("decode-0", DECODE, s.script)
+        reborn.record.epoch = 2
+        await reborn.start(s.registry)
+        async with asyncio.timeout(5):
+            await wait_for(lambda: s.router._pool.usable(DECODE))
+            assert (await s.ask(prompt())).text == "Paris, of course."
+        await reborn.stop()
+
+
+async def test_a_worker_with_another_fingerprint_is_not_used(serve, caplog):
+    async with serve() as s:
+        other = FakeWorker("decode-1", DECODE, s.script)
+        other.record.fingerprint.dtype = "bfloat16"
+        await other.start(s.registry)
+        await wait_for(lambda: "worker_not_used" in caplog.text)
+        for _ in range(5):
+            assert (await s.ask(prompt())).last.route.decode_worker == "decode-0"
+        assert "dtype: own 'float32', peer 'bfloat16'" in caplog.text
+        assert caplog.text.count("worker_not_used") == 1
+        await other.stop()
+
+
+async def test_the_worker_with_the_longest_held_prefix_gets_the_prompt(serve, redis):
+    text = "x" * 40
+    hashes = block_hashes(byte_tokenizer().encode(text).ids, 4, hash_scope(FINGERPRINT))
+    writer = PrefixIndexWriter(redis, "prefill-1", 1, lambda: hashes[:6])
+    async with serve(num_prefill=3) as s:
+        writing = asyncio.create_task(writer.run())
+        await asyncio.sleep(0.3)
+        for _ in range(8):
+            assert (await s.ask(prompt(text))).last.route.prefill_worker == "prefill-1"
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+
+
+async def test_the_model_and_its_limits_are_told(serve):
+    async with serve(served_model_name="my-model") as s:
+        model = await s.stub.GetModel(inference_pb2.GetModelRequest())
+    assert model == inference_pb2.ModelInfo(
+        name="my-model",
+        architecture="LlamaForCausalLM",
+        vocab_size=300,
+        max_model_len=128,
+        block_size=4,
+        eos_token_ids=[256],
+        dtype="float32",
+    )
+
+
+async def test_an_audit_is_asked_of_every_worker(serve):
+    async with serve() as s:
+        reply = await s.stub.GetStatus(inference_pb2.GetStatusRequest(audit=True))
+    assert [worker.audit.ok for worker in reply.workers] == [True, True]
+
+
+def other_fingerprint():
+    other = types_pb2.Fingerprint()
+    other.CopyFrom(FINGERPRINT)
+    other.dtype = "bfloat16"
+    return other
+
+
+def test_the_fingerprint_with_both_roles_is_chosen():
+    other = other_fingerprint()
+    workers = [(PREFILL, FINGERPRINT), (PREFILL, FINGERPRINT), (PREFILL, other), (DECODE, other)]
+    assert choose_fingerprint(FINGERPRINT, workers) == other
+
+
+def test_the_current_fingerprint_stays_while_it_has_both_roles():
+    other = other_fingerprint()
+    workers = [(PREFILL, FINGERPRINT), (DECODE, FINGERPRINT)]
+    workers += [(PREFILL, other), (DECODE, other), (DECODE, other)]
+    assert choose_fingerprint(FINGERPRINT, workers) == FINGERPRINT
+    assert choose_fingerprint(None, workers) == other
+
+
+def test_without_workers_there_is_no_fingerprint():
+    assert choose_fingerprint(FINGERPRINT, []) is None
