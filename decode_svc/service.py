@@ -73,6 +73,15 @@ class _Request:
     def key(self) -> RequestKey:
         return self.sequence.key
 
+    def end(self, error: Exception | None = None) -> None:
+        """The sequence is over. Nothing when the task was cancelled meanwhile."""
+        if self.ended.done():
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
+
 
 class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
     """Policy of a decode worker; the engine and the import table are its mechanism."""
@@ -283,6 +292,20 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
     def on_scheduled(self, batch: StepBatch) -> None:
         """Nothing to do: blocks belong to their sequences."""
 
+    def on_preempted(self, sequences: list[Sequence]) -> None:
+        """Sends long ones back to prefill: computing them here would stall the batch."""
+        for sequence in sequences:
+            request = self._requests.get(sequence.key)
+            if request is None or sequence.num_tokens <= self._host.settings.max_recompute_tokens:
+                continue
+            event(logger, logging.INFO, "preempted", request_id=sequence.request_id)
+            self._host.loop.abort(sequence.key)
+            output = worker_pb2.SequenceOutput(
+                request_id=sequence.request_id, attempt=sequence.attempt, preempted=True
+            )
+            self._host.hub.publish(request.dispatch.router_id, output)
+            request.end()
+
     def on_updates(self, updates: list[SequenceUpdate]) -> None:
         """Sends every new token; all of a step travel in one message per router."""
         for update in updates:
@@ -293,13 +316,13 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
                 update.sequence, update.token, update.output_index, update.finish_reason
             )
             self._host.hub.publish(request.dispatch.router_id, output)
-            if update.finish_reason is not None and not request.ended.done():
-                request.ended.set_result(None)
+            if update.finish_reason is not None:
+                request.end()
 
     def on_failed(self, sequence: Sequence, error: Exception) -> None:
         request = self._requests.get(sequence.key)
-        if request is not None and not request.ended.done():
-            request.ended.set_exception(error)
+        if request is not None:
+            request.end(error)
 
     # RoleService
 

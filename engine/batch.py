@@ -1,6 +1,6 @@
 """What passes between the scheduler (bookkeeping) and the runner (device): one step.
 
-    schedule() -> StepBatch -> ModelRunner.execute() -> StepResult -> postprocess()
+schedule() -> StepBatch -> ModelRunner.execute() -> StepResult -> postprocess()
 """
 
 from __future__ import annotations

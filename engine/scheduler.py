@@ -63,6 +63,7 @@ class Scheduler:
         self._ready: dict[SequenceKey, Sequence] = {}
         self._running: list[Sequence] = []
         self._num_arrivals = 0
+        self._preempted: list[Sequence] = []
         self._in_flight: StepBatch | None = None
         self._in_flight_keys: frozenset[SequenceKey] = frozenset()
         self._aborted: set[SequenceKey] = set()
@@ -152,6 +153,14 @@ class Scheduler:
         self._in_flight = StepBatch(tuple(items))
         self._in_flight_keys = frozenset(item.sequence.key for item in items)
         return self._in_flight
+
+    def take_preempted(self) -> list[Sequence]:
+        """Sequences preempted since the last call that still wait, in order of arrival.
+
+        They are computed again in their turn, unless the caller aborts them.
+        """
+        preempted, self._preempted = self._preempted, []
+        return sorted((s for s in preempted if s in self._waiting), key=_arrival)
 
     def postprocess(self, batch: StepBatch, result: StepResult) -> list[SequenceUpdate]:
         """Books what the step computed: one update for each sequence that is not aborted.
@@ -245,6 +254,7 @@ class Scheduler:
         sequence.num_preemptions += 1
         sequence.status = SequenceStatus.WAITING
         self._waiting.add_preempted(sequence)
+        self._preempted.append(sequence)
 
     def _admit_into(self, plan: PrefillPlan) -> None:
         for sequence in list(self._waiting):

@@ -215,6 +215,9 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
                 self._exports.pin(prompt.key, prompt.block_ids)
                 self._gate.leave(prompt.ticket)
 
+    def on_preempted(self, sequences: list[Sequence]) -> None:
+        """Does not happen: a prompt has all its blocks from its start on."""
+
     def on_updates(self, updates: list[SequenceUpdate]) -> None:
         """Sends first tokens to routers and wakes the requests' tasks."""
         for update in updates:

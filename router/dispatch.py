@@ -51,6 +51,10 @@ class AttemptFailed(Exception):
         self.suspects = suspects
 
 
+class AttemptPreempted(Exception):
+    """Decode gave the blocks to others: another attempt goes on from here. No fault."""
+
+
 class Attempt:
     """An OutputSink for one (request, attempt). Use once: `await run()`.
 
@@ -77,7 +81,7 @@ class Attempt:
         self.transferred_blocks = 0
 
     async def run(self) -> types_pb2.FinishReason.ValueType:
-        """Returns how the request ended. Raises AttemptFailed."""
+        """Returns how the request ended. Raises AttemptFailed or AttemptPreempted."""
         placement = self._placement
         placement.prefill.subscribe(self._key, self, placement.num_missing_tokens)
         placement.decode.subscribe(self._key, self, 0)
@@ -113,7 +117,10 @@ class Attempt:
             self.transferred_blocks = max(self.transferred_blocks, output.transferred_blocks)
         if self._outcome.done():
             return
-        if output.HasField("error"):
+        if output.preempted:
+            self._must_abort = False
+            self._outcome.set_exception(AttemptPreempted())
+        elif output.HasField("error"):
             # A worker reports its partner's faults too, so both are suspects.
             self._fail(from_detail(output.error), *self._placement.links)
         elif self._receive(output):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import time
@@ -19,7 +20,7 @@ from core.errors import (
 from core.logs import event
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
-from router.dispatch import Attempt, AttemptFailed
+from router.dispatch import Attempt, AttemptFailed, AttemptPreempted
 from router.output_text import OutputText
 from router.outputs import OutputLog
 from router.placement import Placer
@@ -33,7 +34,8 @@ from router.validate import (
 
 logger = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 3
+MAX_FAILURES = 3
+"""Attempts that may fail; those that decode preempts do not count."""
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
 
@@ -122,18 +124,21 @@ class RequestRun:
             resolved.sampling.min_tokens,
         )
         avoid: frozenset[str] = frozenset()
-        number = 1
-        while True:
+        num_failures = 0
+        for number in itertools.count(1):
             try:
                 return await self._attempt(resolved, number, text, avoid)
+            except AttemptPreempted:
+                continue
             except AttemptFailed as failure:
                 error = failure.error
                 avoid |= failure.suspects
+            num_failures += 1
             self._log_failure(number, error)
-            if not status_of(error).retryable or number == MAX_ATTEMPTS:
+            if not status_of(error).retryable or num_failures == MAX_FAILURES:
                 raise error
-            await asyncio.sleep(self._backoff_s(number, error))
-            number += 1
+            await asyncio.sleep(self._backoff_s(num_failures, error))
+        raise AssertionError("unreachable")
 
     async def _attempt(
         self,
@@ -142,7 +147,7 @@ class RequestRun:
         text: OutputText,
         avoid: frozenset[str],
     ) -> inference_pb2.GenerateResponse:
-        """One attempt. Raises AttemptFailed."""
+        """One attempt. Raises AttemptFailed or AttemptPreempted."""
         try:
             placement = await self._shared.placer.place(
                 [*resolved.prompt_token_ids, *self.log.token_ids], avoid
@@ -200,9 +205,9 @@ class RequestRun:
             ),
         )
 
-    def _backoff_s(self, number: int, error: BatonError) -> float:
-        """Doubles with every attempt, at least what the worker asked for, spread by chance."""
-        backoff_s = max(_FIRST_BACKOFF_S * 2.0 ** (number - 1), error.retry_after_s)
+    def _backoff_s(self, num_failures: int, error: BatonError) -> float:
+        """Doubles with every failure, at least what the worker asked for, spread by chance."""
+        backoff_s = max(_FIRST_BACKOFF_S * 2.0 ** (num_failures - 1), error.retry_after_s)
         return min(backoff_s, _MAX_BACKOFF_S) * self._shared.rng.uniform(0.5, 1.0)
 
     def _log_failure(self, number: int, error: BatonError) -> None:

@@ -32,6 +32,9 @@ class StepObserver(Protocol):
     def on_scheduled(self, batch: StepBatch) -> None:
         """Blocks of the batch are allocated; nothing is computed yet."""
 
+    def on_preempted(self, sequences: list[Sequence]) -> None:
+        """These lost their blocks to others, and wait to be computed again."""
+
     def on_updates(self, updates: list[SequenceUpdate]) -> None:
         """A step is done; finished sequences have released their blocks."""
 
@@ -78,6 +81,8 @@ class EngineLoop:
         """Runs until cancelled."""
         while True:
             batch = self.scheduler.schedule()
+            if preempted := self.scheduler.take_preempted():
+                observer.on_preempted(preempted)
             if batch is None:
                 self._wakeup.clear()
                 await self._wakeup.wait()

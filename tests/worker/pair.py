@@ -103,6 +103,7 @@ class Result:
     error: BatonError | None = None
     cached_tokens: int = 0
     transferred_blocks: int = 0
+    was_preempted: bool = False
     first_token: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -161,7 +162,8 @@ class Pair:
         if output.HasField("error"):
             result.error = from_detail(output.error)
         result.finish_reason = output.finish_reason or result.finish_reason
-        if result.error is not None or result.finish_reason:
+        result.was_preempted |= output.preempted
+        if result.error is not None or result.finish_reason or result.was_preempted:
             result.ended.set()
 
     def dispatch(

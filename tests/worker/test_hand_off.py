@@ -312,3 +312,32 @@ async def test_sampled_verification_finds_damage_in_the_blocks_that_it_samples(
         results = [await both.generate(make_prompt(70, seed), f"r{seed}") for seed in range(60)]
         num_found = sum(result.error is not None for result in results)
         assert 0 < num_found < 60
+
+
+async def test_a_long_sequence_that_is_preempted_goes_back_to_the_router(
+    folder: Path, expected
+) -> None:
+    settings: dict[str, object] = {"num_gpu_blocks_override": 12, "max_recompute_tokens": 30}
+    async with pair(folder, decode=settings) as both:
+        prompts = [make_prompt(20, seed) for seed in range(6)]
+        results = await asyncio.gather(
+            *(_with_preemptions(both, prompt, f"r{i}", 50) for i, prompt in enumerate(prompts))
+        )
+        assert [output for output, _ in results] == [expected(prompt, 50) for prompt in prompts]
+        assert sum(num_attempts > 1 for _, num_attempts in results) > 0
+
+
+async def _with_preemptions(
+    both: Pair, prompt: list[int], name: str, num_outputs: int
+) -> tuple[list[int], int]:
+    """What a router does: another attempt with the output so far, until one finishes."""
+    output: list[int] = []
+    for attempt in range(1, 50):
+        result = await both.generate(
+            prompt, name, max_tokens=num_outputs, attempt=attempt, output_token_ids=output
+        )
+        output += result.output
+        if result.finish_reason:
+            return output, attempt
+        assert result.was_preempted
+    raise AssertionError("it never finished")
