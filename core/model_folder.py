@@ -41,13 +41,11 @@ class ModelFolder:
     """The parts of a model folder that do not need torch."""
 
     path: Path
-    config: Mapping[str, Any]
     architecture: str
     vocab_size: int
     context_length: int
     """Tokens of prompt and output together (`max_position_embeddings`)."""
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     default_sampling: DefaultSampling
 
     @property
@@ -66,12 +64,10 @@ class ModelFolder:
             raise StartupError(f"{path / 'config.json'}: `architectures` is missing")
         return cls(
             path=path,
-            config=config,
             architecture=str(architectures[0]),
             vocab_size=_positive_int(config, "vocab_size", path),
             context_length=_positive_int(config, "max_position_embeddings", path),
             eos_token_ids=_eos_token_ids(generation, config),
-            bos_token_id=_token_id(generation, config, "bos_token_id"),
             default_sampling=_default_sampling(generation, path),
         )
 
@@ -174,13 +170,6 @@ def _eos_token_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> 
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (int(value),)
-
-
-def _token_id(generation: Mapping[str, Any], config: Mapping[str, Any], key: str) -> int | None:
-    for source in (generation, config):
-        if isinstance(source.get(key), int):
-            return int(source[key])
-    return None
 
 
 def _default_sampling(generation: Mapping[str, Any], path: Path) -> DefaultSampling:

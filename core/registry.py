@@ -7,17 +7,23 @@ An absent record is a hint only: the router's own stream to a worker decides whe
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from google.protobuf.message import DecodeError
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.maint_notifications import MaintNotificationsConfig
 
 from baton.v1 import types_pb2
 from core.errors import StartupError, Unavailable
+from core.logs import event
+
+logger = logging.getLogger(__name__)
 
 _MEMBERS_KEY = "baton:workers"
 _RECORD_PREFIX = "baton:worker:"
@@ -44,6 +50,8 @@ def connect_redis(url: str, timeout_s: float = 0.5) -> Redis:
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
             decode_responses=False,
+            # A managed cloud's feature, asked for with one more round trip by default.
+            maint_notifications_config=MaintNotificationsConfig(enabled=False),
         )
     except ValueError as error:
         raise StartupError(f"redis url {url!r} is not understood: {error}") from error
@@ -104,12 +112,18 @@ class Registry:
             if dead:
                 # A worker that published in between adds itself again with its next report.
                 await self._redis.srem(_MEMBERS_KEY, *dead)
-        return [_parse(value) for value in records.values() if value is not None]
+        parsed = [_parse(value) for value in records.values() if value is not None]
+        return [record for record in parsed if record is not None]
 
 
 def _fence(epoch: int) -> bytes:
     return f"{epoch}:".encode()
 
 
-def _parse(value: bytes) -> types_pb2.WorkerRecord:
-    return types_pb2.WorkerRecord.FromString(value.split(b":", 1)[1])
+def _parse(value: bytes) -> types_pb2.WorkerRecord | None:
+    """None for what is no record: Redis may be shared with others."""
+    try:
+        return types_pb2.WorkerRecord.FromString(value.partition(b":")[2])
+    except DecodeError:
+        event(logger, logging.WARNING, "record_unreadable", num_bytes=len(value))
+        return None

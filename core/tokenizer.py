@@ -70,10 +70,6 @@ class Tokenizer:
             num_chars *= 2
         return await asyncio.to_thread(self.encode, text, add_special_tokens=add_special_tokens)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of `token_ids` without special tokens."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-
     def detokenizer(self) -> Detokenizer:
         """For one request's output."""
         return Detokenizer(self._tokenizer)

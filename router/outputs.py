@@ -34,10 +34,6 @@ class OutputLog:
         """Whether it ended with a finish reason."""
         return self._last_message is not None
 
-    @property
-    def is_failed(self) -> bool:
-        return self._error is not None
-
     def append(
         self, token_id: int, text: str, logprobs: types_pb2.TokenLogprobs | None = None
     ) -> None:

@@ -85,8 +85,8 @@ class RequestTable:
         return entry
 
     def _start(self, request: inference_pb2.GenerateRequest, deadline: float) -> _Entry:
-        digest = _digest(request)
         is_named = bool(request.request_id)
+        digest = _digest(request) if is_named else b""
         if not is_named:
             request.request_id = uuid.uuid4().hex
         worker_request_id = f"{self._shared.router_id}/{next(self._numbers)}/{request.request_id}"

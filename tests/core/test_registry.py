@@ -32,6 +32,15 @@ async def test_a_record_disappears_when_its_lease_is_over(redis):
     assert await redis.smembers("baton:workers") == set()
 
 
+async def test_a_record_that_cannot_be_read_is_left_out(redis):
+    registry = Registry(redis)
+    await registry.publish(record("p0"))
+    await redis.sadd("baton:workers", "odd")
+    await redis.set("baton:worker:odd", "1:\xff")
+
+    assert [found.worker_id for found in await registry.list()] == ["p0"]
+
+
 async def test_only_its_own_epoch_removes_a_record(redis):
     registry = Registry(redis)
     await registry.publish(record("p0", epoch=12))
