@@ -123,7 +123,7 @@ class WorkerLink:
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
         finally:
-            self._lost("the router let go of it")
+            self._lost("the router let go of it", logging.INFO)
             await self._channel.close(None)
 
     async def _read_stream(self) -> str:
@@ -161,11 +161,11 @@ class WorkerLink:
             if sink is not None:
                 sink.on_output(self, output)
 
-    def _lost(self, reason: str) -> None:
+    def _lost(self, reason: str, level: int = logging.WARNING) -> None:
         if self.is_attached:
             self.is_attached = False
             self.lost_at = time.monotonic()
-            event(logger, logging.WARNING, "worker_lost", worker_id=self.worker_id, reason=reason)
+            event(logger, level, "worker_lost", worker_id=self.worker_id, reason=reason)
             self._on_change()
         self.load = None
         self.load_at = 0.0
