@@ -198,13 +198,16 @@ async def wait_for_stop_signal() -> None:
 def run_service(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     """Runs a service's main coroutine on uvloop and returns the exit code.
 
-    A StartupError becomes one line on standard error and exit code 1.
+    A StartupError becomes one line on standard error and exit code 1; Ctrl-C before `main`
+    listens for it ends quietly with 130.
     """
     try:
         uvloop.run(main())
     except StartupError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 1
+    except KeyboardInterrupt:
+        return 130
     # Where torch is loaded, the interpreter's last collection takes seconds to free what the
     # end of the process frees anyway.
     gc.freeze()

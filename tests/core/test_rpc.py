@@ -110,6 +110,14 @@ async def test_a_used_port_is_refused_with_its_name():
     await first.stop(0)
 
 
+def test_ctrl_c_during_the_start_ends_quietly(capsys):
+    async def main():
+        raise KeyboardInterrupt
+
+    assert run_service(main) == 130
+    assert capsys.readouterr().err == ""
+
+
 def test_a_startup_error_is_one_line_and_exit_code_one(capsys):
     async def main():
         raise StartupError("no room for a single block")
