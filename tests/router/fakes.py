@@ -28,6 +28,8 @@ class Script:
     fault: BatonError | None = None
     """Reported by decode at that point, in the first `num_faults` attempts; None: it hangs."""
     num_faults: int = 1000
+    preempts: bool = False
+    """Decode preempts the sequence there instead of reporting a fault."""
     decode_first: bool = False
     """Decode's messages are sent before prefill's."""
     decodes: dict[str, FakeWorker] = field(default_factory=dict)
@@ -129,7 +131,9 @@ class FakeWorker(
         is_faulty = dispatch.attempt <= script.num_faults
         for index in range(first, len(script.reply)):
             if is_faulty and index - first > script.num_decode_tokens:
-                if script.fault is not None:
+                if script.preempts:
+                    self.send(dispatch, worker_pb2.SequenceOutput(preempted=True))
+                elif script.fault is not None:
                     output = worker_pb2.SequenceOutput(error=to_detail(script.fault))
                     self.send(dispatch, output)
                 return

@@ -141,6 +141,15 @@ async def test_after_three_attempts_the_client_gets_the_error(serve):
         assert [item.attempt for item in s.decodes[0].dispatches] == [1, 2, 3]
 
 
+async def test_preemptions_are_no_failures_however_many(serve):
+    async with serve(script=Script(REPLY, num_decode_tokens=1, preempts=True, num_faults=6)) as s:
+        answer = await s.ask(prompt("Where?"))
+        assert not s.prefills[0].aborts
+    assert answer.token_ids == REPLY
+    assert answer.text == "Paris, of course."
+    assert answer.last.route.attempts == 7
+
+
 async def test_an_error_that_no_retry_cures_is_not_retried(serve):
     script = Script(reply=list(REPLY), num_decode_tokens=0, fault=InternalError("a bug"))
     async with serve(script=script) as s:
