@@ -19,6 +19,18 @@ from baton.v1 import kv_transfer_pb2
 
 
 @dataclass(frozen=True)
+class BlockPart:
+    """A range of bytes inside a block; it is the same one in every block of a read."""
+
+    offset: int
+    num_bytes: int
+
+    def is_inside(self, block_bytes: int) -> bool:
+        """Whether blocks of this size have such a part, and it is not empty."""
+        return self.offset >= 0 and 0 < self.num_bytes <= block_bytes - self.offset
+
+
+@dataclass(frozen=True)
 class MemoryRegion:
     """Memory to register. It outlives the transport; the caller keeps it alive."""
 
@@ -32,6 +44,10 @@ class MemoryRegion:
     @property
     def num_bytes(self) -> int:
         return self.num_blocks * self.block_bytes
+
+    @property
+    def whole_block(self) -> BlockPart:
+        return BlockPart(0, self.block_bytes)
 
 
 @dataclass(frozen=True)
@@ -84,10 +100,12 @@ class Transport(ABC):
         """Whether `pull` from this agent may be tried."""
 
     @abstractmethod
-    def pull(self, agent: str, copies: Sequence[BlockCopy]) -> Pull:
-        """Starts reading blocks of a connected peer; never blocks.
+    def pull(self, agent: str, copies: Sequence[BlockCopy], part: BlockPart | None = None) -> Pull:
+        """Starts reading blocks of a connected peer, or the same `part` of each of them; never
+        blocks. The other bytes of the destination blocks stay as they are.
 
-        An agent that is not connected makes a Pull whose `done` raises TransferError.
+        An agent that is not connected, and a block or a part outside its bounds, make a Pull
+        whose `done` raises TransferError.
         """
 
     @abstractmethod

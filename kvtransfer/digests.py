@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from kvtransfer.base import MemoryRegion
+from kvtransfer.base import BlockPart, MemoryRegion
 
 SAMPLE_EVERY = 8
 """With sampling, one block in so many is verified."""
@@ -41,21 +41,23 @@ class BlockDigests:
     def __init__(self, region: MemoryRegion) -> None:
         memory = (ctypes.c_char * region.num_bytes).from_address(region.address)
         self._memory = memoryview(memory)
-        self._block_bytes = region.block_bytes
+        self._region = region
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="digest")
 
-    async def of(self, block_ids: Sequence[int]) -> list[int]:
-        """The 64-bit digest of each block, as it stands in memory now."""
+    async def of(self, block_ids: Sequence[int], part: BlockPart | None = None) -> list[int]:
+        """The 64-bit digest of each block, or of the same part of each, as it is now."""
         if not block_ids:
             return []
+        part = part or self._region.whole_block
+        assert part.is_inside(self._region.block_bytes), f"{part} is not inside a block"
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._compute, block_ids)
+        return await loop.run_in_executor(self._thread, self._compute, block_ids, part)
 
-    def _compute(self, block_ids: Sequence[int]) -> list[int]:
-        size = self._block_bytes
+    def _compute(self, block_ids: Sequence[int], part: BlockPart) -> list[int]:
+        starts = [block * self._region.block_bytes + part.offset for block in block_ids]
         return [
-            xxhash.xxh3_64_intdigest(self._memory[block * size : (block + 1) * size])
-            for block in block_ids
+            xxhash.xxh3_64_intdigest(self._memory[start : start + part.num_bytes])
+            for start in starts
         ]
 
     def close(self) -> None:

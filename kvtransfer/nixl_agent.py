@@ -16,9 +16,9 @@ import numpy as np
 
 from baton.v1 import kv_transfer_pb2
 from core.errors import StartupError, TransferError
-from kvtransfer.base import MemoryRegion
+from kvtransfer.base import BlockPart, MemoryRegion
 from kvtransfer.nixl_library import load_nixl
-from kvtransfer.pulls import ThreadPull, check_peer, copies_fault
+from kvtransfer.pulls import ThreadPull, check_peer, pull_fault
 
 READ_TICK_S = 0.0003
 """While an own read runs: how late its end may be noticed."""
@@ -40,15 +40,13 @@ class _Peer:
     """
 
     name: str
-    num_blocks: int
-    blocks: Any
-    """The prepared list of the peer's blocks, an opaque NIXL handle."""
+    region: MemoryRegion
     has_failed: bool = False
     is_leaving: bool = False
     waiting: deque[ThreadPull] = field(default_factory=deque)
     active: ThreadPull | None = None
-    operation: Any = None
-    """NIXL's handle of the active read."""
+    handles: list[Any] = field(default_factory=list)
+    """NIXL's handles for the active read: both ends' block lists and, last, the operation."""
 
     @property
     def is_usable(self) -> bool:
@@ -66,7 +64,6 @@ class NixlAgent:
         self._host = host
         self._agent: Any = None
         self._registration: Any = None
-        self._own_blocks: Any = None
         self._peers: dict[str, _Peer] = {}
         self._num_warm_up_ticks = 0
 
@@ -79,7 +76,6 @@ class NixlAgent:
             self._agent = nixl.nixl_agent(self._name, config)
             whole = [(region.address, region.num_bytes, region.device_id, "")]
             self._registration = self._agent.register_memory(whole, region.memory)
-            self._own_blocks = self._prepare("", region.address, region.num_blocks, region)
             self.metadata = self._agent.get_agent_metadata()
         except Exception as error:
             raise StartupError(f"transport nixl: {error}") from error
@@ -92,7 +88,6 @@ class NixlAgent:
         self.num_exports = 0
         for peer in list(self._peers.values()):
             self._remove(peer)
-        self._own_blocks.release()
         self._agent.deregister_memory(self._registration)
         self._agent = None
 
@@ -101,8 +96,7 @@ class NixlAgent:
         return peer is not None and peer.is_usable
 
     def connect(self, descriptor: kv_transfer_pb2.TransportDescriptor) -> None:
-        """Loads the peer and prepares its blocks; one that was leaving stays. Raises
-        TransferError."""
+        """Loads the peer; one that was leaving stays. Raises TransferError."""
         known = self._peers.get(descriptor.agent)
         if known is not None and not known.has_failed:
             known.is_leaving = False
@@ -136,7 +130,7 @@ class NixlAgent:
         if peer is None or not peer.is_usable:
             pull.settle(f"{pull.agent} is not connected")
             return
-        fault = copies_fault(pull.copies, peer.num_blocks, self._region.num_blocks)
+        fault = pull_fault(pull, peer.region.num_blocks, self._region)
         if fault is not None or not pull.copies:
             pull.settle(fault)
             return
@@ -166,10 +160,13 @@ class NixlAgent:
             return READ_TICK_S if is_reading else EXPORT_TICK_S
         return READ_TICK_S if is_reading else None
 
-    def _prepare(self, agent: str, address: int, num_blocks: int, pool: Any) -> Any:
-        """A prepared list with one descriptor a block: (address, bytes, device, stride, count)."""
-        num_bytes = self._region.block_bytes
-        strided = [[address, num_bytes, pool.device_id, num_bytes, num_blocks]]
+    def _prepare(self, agent: str, pool: MemoryRegion, part: BlockPart) -> Any:
+        """A list with this part of every block: (address, bytes, device, stride, count).
+
+        NIXL keeps it in this form, so making one takes microseconds however large the pool is.
+        """
+        address = pool.address + part.offset
+        strided = [[address, part.num_bytes, pool.device_id, pool.block_bytes, pool.num_blocks]]
         return self._agent.prep_xfer_dlist(agent, np.array(strided, np.uint64), pool.memory)
 
     def _load(self, descriptor: kv_transfer_pb2.TransportDescriptor) -> _Peer:
@@ -178,33 +175,44 @@ class NixlAgent:
             if name not in self._peers:
                 self._agent.remove_remote_agent(name)
             raise TransferError(f"its metadata belong to {name}")
-        try:
-            blocks = self._prepare(name, descriptor.base_address, descriptor.num_blocks, descriptor)
-        except Exception:
-            self._agent.remove_remote_agent(name)
-            raise
-        return _Peer(name, descriptor.num_blocks, blocks)
+        region = MemoryRegion(
+            descriptor.base_address,
+            descriptor.num_blocks,
+            descriptor.block_bytes,
+            descriptor.memory,
+            descriptor.device_id,
+        )
+        return _Peer(name, region)
 
     def _start_next(self, peer: _Peer) -> None:
         while peer.active is None and peer.waiting:
             peer.active = peer.waiting.popleft()
-            sources = [copy.source for copy in peer.active.copies]
-            destinations = [copy.destination for copy in peer.active.copies]
             try:
-                peer.operation = self._agent.make_prepped_xfer(
-                    "READ", self._own_blocks, destinations, peer.blocks, sources
-                )
-                state = self._agent.transfer(peer.operation)
+                state = self._issue(peer, peer.active)
             except Exception as error:
                 self._finish(peer, str(error))
                 return
             self._note(peer, state)
 
+    def _issue(self, peer: _Peer, pull: ThreadPull) -> str:
+        """Hands a read to NIXL and returns its state."""
+        own_blocks = self._prepare("", self._region, pull.part)
+        peer.handles.append(own_blocks)
+        peer_blocks = self._prepare(peer.name, peer.region, pull.part)
+        peer.handles.append(peer_blocks)
+        sources = [copy.source for copy in pull.copies]
+        destinations = [copy.destination for copy in pull.copies]
+        operation = self._agent.make_prepped_xfer(
+            "READ", own_blocks, destinations, peer_blocks, sources
+        )
+        peer.handles.append(operation)
+        return str(self._agent.transfer(operation))
+
     def _poll(self, peer: _Peer) -> None:
         if peer.active is None:
             return
         try:
-            state = self._agent.check_xfer_state(peer.operation)
+            state = self._agent.check_xfer_state(peer.handles[-1])
         except Exception as error:
             self._finish(peer, str(error))
             return
@@ -219,13 +227,13 @@ class NixlAgent:
 
     def _finish(self, peer: _Peer, failure: str | None) -> None:
         """The active read is over. A failed one leaves the connection unusable."""
-        pull, operation = peer.active, peer.operation
+        pull = peer.active
         assert pull is not None
-        peer.active = peer.operation = None
-        if operation is not None:
+        peer.active = None
+        while peer.handles:
             # A refused release after a failure is NIXL's to repeat: its handle does so itself.
             with contextlib.suppress(Exception):
-                operation.release()
+                peer.handles.pop().release()
         if failure is not None:
             failure = f"reading from {peer.name}: {failure}"
             peer.has_failed = True
@@ -238,5 +246,4 @@ class NixlAgent:
 
     def _remove(self, peer: _Peer) -> None:
         del self._peers[peer.name]
-        peer.blocks.release()
         self._agent.remove_remote_agent(peer.name)

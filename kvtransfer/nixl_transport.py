@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from baton.v1 import kv_transfer_pb2
-from kvtransfer.base import BlockCopy, MemoryRegion, Pull, Transport
+from kvtransfer.base import BlockCopy, BlockPart, MemoryRegion, Pull, Transport
 from kvtransfer.job_thread import JobThread
 from kvtransfer.nixl_agent import NixlAgent
 from kvtransfer.pulls import ThreadPull
@@ -65,8 +65,9 @@ class NixlTransport(Transport):
     def is_connected(self, agent: str) -> bool:
         return self._agent.is_usable(agent)
 
-    def pull(self, agent: str, copies: Sequence[BlockCopy]) -> Pull:
-        pull = ThreadPull(agent, tuple(copies), self._request_abort, self._pulls.discard)
+    def pull(self, agent: str, copies: Sequence[BlockCopy], part: BlockPart | None = None) -> Pull:
+        part = part or self._region.whole_block
+        pull = ThreadPull(agent, tuple(copies), part, self._request_abort, self._pulls.discard)
         self._pulls.add(pull)
         if self._thread.is_running:
             self._thread.post(partial(self._agent.pull, pull))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from baton.v1 import kv_transfer_pb2
 from core.errors import TransferError
-from kvtransfer.base import BlockCopy, MemoryRegion, Pull
+from kvtransfer.base import BlockCopy, BlockPart, MemoryRegion, Pull
 
 
 class ThreadPull(Pull):
@@ -17,11 +17,13 @@ class ThreadPull(Pull):
         self,
         agent: str,
         copies: Sequence[BlockCopy],
+        part: BlockPart,
         request_abort: Callable[[ThreadPull], None],
         on_settled: Callable[[ThreadPull], object],
     ) -> None:
         self.agent = agent
         self.copies = copies
+        self.part = part
         self.is_aborted = False
         self._request_abort = request_abort
         self._on_settled = on_settled
@@ -78,13 +80,14 @@ def check_peer(
         raise TransferError(f"{peer.agent} has no blocks")
 
 
-def copies_fault(
-    copies: Sequence[BlockCopy], num_peer_blocks: int, num_own_blocks: int
-) -> str | None:
-    """Names the first block id outside its pool; None when all are inside."""
-    for copy in copies:
+def pull_fault(pull: ThreadPull, num_peer_blocks: int, own: MemoryRegion) -> str | None:
+    """Names what of a read is out of bounds: its part of a block, or the first block id
+    outside its pool. None when nothing is."""
+    if not pull.part.is_inside(own.block_bytes):
+        return f"{pull.part} is not inside a block of {own.block_bytes} bytes"
+    for copy in pull.copies:
         if not 0 <= copy.source < num_peer_blocks:
             return f"source block {copy.source} is not one of {num_peer_blocks}"
-        if not 0 <= copy.destination < num_own_blocks:
-            return f"destination block {copy.destination} is not one of {num_own_blocks}"
+        if not 0 <= copy.destination < own.num_blocks:
+            return f"destination block {copy.destination} is not one of {own.num_blocks}"
     return None

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from kvtransfer.base import MemoryRegion
+from kvtransfer.base import BlockPart, MemoryRegion
 
 M = TypeVar("M", bound=Message)
 
@@ -41,17 +41,22 @@ def tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
 
 
-def runs(block_ids: Sequence[int], block_bytes: int) -> Iterator[tuple[int, int]]:
-    """(offset, bytes) of each longest run of consecutive ids, cut at SEGMENT_BYTES."""
-    start = 0
-    for end in range(1, len(block_ids) + 1):
-        if end < len(block_ids) and block_ids[end] == block_ids[end - 1] + 1:
-            continue
-        first = block_ids[start] * block_bytes
-        last = first + (end - start) * block_bytes
-        for offset in range(first, last, SEGMENT_BYTES):
-            yield offset, min(SEGMENT_BYTES, last - offset)
-        start = end
+def runs(block_ids: Sequence[int], block_bytes: int, part: BlockPart) -> Iterator[tuple[int, int]]:
+    """(offset, bytes) of this part of each block, in order: neighbours are joined, and what is
+    longer than SEGMENT_BYTES is cut."""
+    start = end = 0
+    for block_id in block_ids:
+        offset = block_id * block_bytes + part.offset
+        if offset != end:
+            yield from _segments(start, end)
+            start = offset
+        end = offset + part.num_bytes
+    yield from _segments(start, end)
+
+
+def _segments(start: int, end: int) -> Iterator[tuple[int, int]]:
+    for offset in range(start, end, SEGMENT_BYTES):
+        yield offset, min(SEGMENT_BYTES, end - offset)
 
 
 def send_frame(connection: socket.socket, message: Message) -> None:

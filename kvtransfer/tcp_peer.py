@@ -93,10 +93,14 @@ class TcpPeer:
 
     def _read(self, pull: ThreadPull) -> None:
         assert self._connection is not None
-        request = kv_transfer_pb2.TcpRead(block_ids=[copy.source for copy in pull.copies])
+        request = kv_transfer_pb2.TcpRead(
+            block_ids=[copy.source for copy in pull.copies],
+            offset=pull.part.offset,
+            num_bytes=pull.part.num_bytes,
+        )
         send_frame(self._connection, request)
         destinations = [copy.destination for copy in pull.copies]
-        for offset, num_bytes in runs(destinations, self._descriptor.block_bytes):
+        for offset, num_bytes in runs(destinations, self._descriptor.block_bytes, pull.part):
             receive_into(self._connection, self._memory[offset : offset + num_bytes])
 
     def _open(self) -> None:

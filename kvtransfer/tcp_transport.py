@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from baton.v1 import kv_transfer_pb2
 from core.errors import StartupError, TransferError
-from kvtransfer.base import BlockCopy, MemoryRegion, Pull, Transport
-from kvtransfer.pulls import ThreadPull, check_peer, copies_fault
+from kvtransfer.base import BlockCopy, BlockPart, MemoryRegion, Pull, Transport
+from kvtransfer.pulls import ThreadPull, check_peer, pull_fault
 from kvtransfer.tcp_frames import region_view
 from kvtransfer.tcp_peer import TcpPeer
 from kvtransfer.tcp_server import TcpServer
@@ -63,14 +63,15 @@ class TcpTransport(Transport):
         peer = self._peers.get(agent)
         return peer is not None and peer.is_usable
 
-    def pull(self, agent: str, copies: Sequence[BlockCopy]) -> Pull:
-        pull = ThreadPull(agent, tuple(copies), self._request_abort, self._pulls.discard)
+    def pull(self, agent: str, copies: Sequence[BlockCopy], part: BlockPart | None = None) -> Pull:
+        part = part or self._region.whole_block
+        pull = ThreadPull(agent, tuple(copies), part, self._request_abort, self._pulls.discard)
         self._pulls.add(pull)
         peer = self._peers.get(agent)
         if peer is None or not peer.is_usable:
             pull.settle(f"{agent} is not connected")
             return pull
-        fault = copies_fault(copies, peer.num_blocks, self._region.num_blocks)
+        fault = pull_fault(pull, peer.num_blocks, self._region)
         if fault is not None or not copies:
             pull.settle(fault)
         else:

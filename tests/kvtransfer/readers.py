@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 
-from kvtransfer.base import Transport
+from kvtransfer.base import BlockPart, Transport
 from kvtransfer.local_peer import LOOPBACK, HostPool, LocalPeer, block_content
 from kvtransfer.nixl_library import installed_nixl
 from kvtransfer.select import make_transport
@@ -37,6 +37,13 @@ class Reader:
 
     def holds(self, destination: int, seed: int, source: int) -> bool:
         return self.pool.block(destination) == block_content(seed, source, BLOCK_BYTES)
+
+    def holds_only(self, destination: int, part: BlockPart, seed: int, source: int) -> bool:
+        """Whether that part of the peer's block is in place, and zeros before and behind it."""
+        expected = bytearray(BLOCK_BYTES)
+        end = part.offset + part.num_bytes
+        expected[part.offset : end] = block_content(seed, source, part.num_bytes)
+        return self.pool.block(destination) == expected
 
     def is_untouched(self, block_id: int) -> bool:
         return self.pool.block(block_id) == bytes(BLOCK_BYTES)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import TransferError
-from kvtransfer.base import BlockCopy
+from kvtransfer.base import BlockCopy, BlockPart
 from kvtransfer.local_peer import LOOPBACK, HostPool, LocalPeer, local_peer
 from kvtransfer.select import make_transport
 from tests.kvtransfer.readers import (
@@ -64,6 +64,44 @@ async def test_many_pulls_at_once_all_arrive(backend: str, peer: LocalPeer) -> N
         pulls = [transport.pull("p@1", [BlockCopy(15 - i, i)]) for i in range(NUM_BLOCKS)]
         await promptly(asyncio.gather(*(pull.done() for pull in pulls)))
     assert all(reader.holds(i, 100, 15 - i) for i in range(NUM_BLOCKS))
+
+
+@pytest.mark.parametrize(
+    "part", [BlockPart(0, 4096), BlockPart(1000, 30_001), BlockPart(65_535, 1)]
+)
+async def test_a_part_of_each_block_arrives_and_the_rest_stays_untouched(
+    backend: str, peer: LocalPeer, part: BlockPart
+) -> None:
+    reader = Reader(backend)
+    copies = [BlockCopy(9, 0), BlockCopy(3, 7), BlockCopy(4, 8)]
+    async with started(reader, peer) as transport:
+        await promptly(transport.pull("p@1", copies, part).done())
+    assert all(reader.holds_only(copy.destination, part, 100, copy.source) for copy in copies)
+    assert all(reader.is_untouched(block) for block in (1, 6, 9))
+
+
+async def test_parts_pulled_one_after_the_other_make_whole_blocks(
+    backend: str, peer: LocalPeer
+) -> None:
+    reader = Reader(backend)
+    copies = [BlockCopy(15 - i, i) for i in range(NUM_BLOCKS)]
+    parts = [BlockPart(offset, 1 << 12) for offset in range(0, BLOCK_BYTES, 1 << 12)]
+    async with started(reader, peer) as transport:
+        pulls = [transport.pull("p@1", copies, part) for part in parts]
+        await promptly(asyncio.gather(*(pull.done() for pull in pulls)))
+    assert all(reader.holds(i, 100, 15 - i) for i in range(NUM_BLOCKS))
+
+
+@pytest.mark.parametrize(
+    "part", [BlockPart(-1, 8), BlockPart(0, 0), BlockPart(4, -4), BlockPart(65_530, 8)]
+)
+async def test_a_part_outside_a_block_is_refused(
+    backend: str, peer: LocalPeer, part: BlockPart
+) -> None:
+    async with started(Reader(backend), peer) as transport:
+        with pytest.raises(TransferError, match="is not inside a block of 65536 bytes"):
+            await promptly(transport.pull("p@1", [BlockCopy(0, 0)], part).done())
+        assert transport.is_connected("p@1")
 
 
 async def test_a_pull_of_nothing_is_done(backend: str, peer: LocalPeer) -> None:

@@ -10,7 +10,7 @@ import pytest
 from baton.v1 import kv_transfer_pb2
 from core.errors import StartupError, TransferError
 from kvtransfer import nixl_library
-from kvtransfer.base import MemoryRegion
+from kvtransfer.base import BlockPart, MemoryRegion
 from kvtransfer.local_peer import LOOPBACK, HostPool, block_content
 from kvtransfer.select import make_transport
 from kvtransfer.tcp_frames import ACCEPTED, receive_into, runs, send_frame
@@ -49,6 +49,23 @@ def test_a_reader_gets_the_blocks_in_the_order_it_asked_for(reader: socket.socke
     assert answer == block_content(7, 3, BLOCK_BYTES) + block_content(7, 0, BLOCK_BYTES)
 
 
+def test_a_reader_gets_the_part_of_each_block_that_it_asked_for(reader: socket.socket) -> None:
+    greet(reader, "p@1")
+    send_frame(reader, kv_transfer_pb2.TcpRead(block_ids=[3, 0], offset=60, num_bytes=4))
+    answer = bytearray(8)
+    receive_into(reader, memoryview(answer))
+    assert answer == block_content(7, 3, 4) + block_content(7, 0, 4)
+
+
+@pytest.mark.parametrize(("offset", "num_bytes"), [(60, 5), (-1, 4), (8, 0), (64, 1), (0, -1)])
+def test_bytes_outside_a_block_cut_the_reader_off(
+    reader: socket.socket, offset: int, num_bytes: int
+) -> None:
+    greet(reader, "p@1")
+    send_frame(reader, kv_transfer_pb2.TcpRead(block_ids=[0], offset=offset, num_bytes=num_bytes))
+    assert reader.recv(1) == b""
+
+
 def test_a_reader_of_a_former_life_is_cut_off(reader: socket.socket) -> None:
     assert greet(reader, "p@0") == b""
 
@@ -74,9 +91,15 @@ def test_a_silent_reader_does_not_hold_up_another(reader: socket.socket, port: i
 
 
 def test_runs_join_neighbours_and_are_cut_at_a_mebibyte() -> None:
-    assert list(runs([5, 6, 2, 4], 100)) == [(500, 200), (200, 100), (400, 100)]
-    assert list(runs([1], 1 << 21)) == [(1 << 21, 1 << 20), (3 << 20, 1 << 20)]
-    assert list(runs([], 100)) == []
+    whole = BlockPart(0, 100)
+    assert list(runs([5, 6, 2, 4], 100, whole)) == [(500, 200), (200, 100), (400, 100)]
+    large = BlockPart(0, 1 << 21)
+    assert list(runs([1], 1 << 21, large)) == [(1 << 21, 1 << 20), (3 << 20, 1 << 20)]
+    assert list(runs([], 100, whole)) == []
+
+
+def test_runs_of_parts_stay_apart() -> None:
+    assert list(runs([5, 6], 100, BlockPart(10, 80))) == [(510, 80), (610, 80)]
 
 
 async def test_tcp_refuses_device_memory() -> None:

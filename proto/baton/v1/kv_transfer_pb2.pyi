@@ -80,7 +80,7 @@ Global___TransportDescriptor: _TypeAlias = TransportDescriptor  # noqa: Y015
 class TcpHello(_message.Message):
     """tcp transport: D -> P on a data socket, each behind a 4-byte big-endian length.
     P answers a hello with one zero byte and a read with the blocks' bytes, in order;
-    it closes on a wrong name, a block outside its pool and anything else.
+    it closes on a wrong name, bytes outside its pool or its blocks, and anything else.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -106,16 +106,23 @@ class TcpRead(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """The same bytes of each block; both 0: whole blocks."""
+    num_bytes: _builtins.int
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        offset: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "num_bytes", b"num_bytes", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
