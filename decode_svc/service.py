@@ -30,7 +30,7 @@ from core.logs import event
 from decode_svc.room import Room
 from engine.batch import SequenceUpdate, StepBatch
 from engine.sequence import Sequence
-from kvtransfer.base import BlockCopy, Pull
+from kvtransfer.base import BlockCopy, BlockPart, Pull
 from kvtransfer.digests import DigestPlan
 from kvtransfer.imports import Announcement, ImportKey, ImportTable, PoolActions
 from kvtransfer.peers import Peer
@@ -50,6 +50,7 @@ class _News:
     """One announcement: what to read, and the message itself."""
 
     copies: list[BlockCopy]
+    part: BlockPart | None
     message: kv_transfer_pb2.AnnounceRequest
 
 
@@ -93,7 +94,10 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         self._host = host
         pool = host.engine.pool
         actions = PoolActions(pool.release, pool.quarantine, pool.settle)
-        self._imports = ImportTable(host.settings.import_timeout_s, host.clock, actions)
+        block_bytes = host.engine.kv_cache.block_bytes
+        self._imports = ImportTable(
+            host.settings.import_timeout_s, block_bytes, host.clock, actions
+        )
         self._room = Room(pool, host.engine.scheduler, self._imports)
         self._requests: RequestTable[_Request] = RequestTable(host.hub, host.tasks, host.clock)
 
@@ -144,7 +148,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
             while True:
                 news = await request.news.get()
                 if news.copies:
-                    await self._pull(request, news.copies)
+                    await self._pull(request, news)
                     await self._verify(request, news)
                 if news.message.is_last:
                     break
@@ -152,9 +156,10 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
                 raise TransferError("the lease of the exported blocks was over before the read")
         self._commit(request, news.message)
 
-    async def _pull(self, request: _Request, copies: list[BlockCopy]) -> None:
+    async def _pull(self, request: _Request, news: _News) -> None:
+        began_at = self._host.clock()
+        pull = self._host.transport.pull(request.peer.agent, news.copies, news.part)
         self._imports.begin_read(request.key)
-        pull = self._host.transport.pull(request.peer.agent, copies)
         try:
             await pull.done()
         except BaseException:
@@ -163,7 +168,12 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
             self._host.tasks.start(self._settle(request.key, pull))
             raise
         self._imports.end_read(request.key)
-        request.num_pulled += len(copies)
+        block_bytes = self._host.engine.kv_cache.block_bytes
+        part = news.part or BlockPart(0, block_bytes)
+        elapsed_s = self._host.clock() - began_at
+        request.peer.link.observe(len(news.copies) * part.num_bytes, elapsed_s)
+        if part.offset + part.num_bytes == block_bytes:
+            request.num_pulled += len(news.copies)
 
     async def _verify(self, request: _Request, news: _News) -> None:
         """Compares the blocks that have just been read with what prefill says they are."""
@@ -171,7 +181,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         first, end = message.first_block, message.first_block + len(message.block_ids)
         indices = request.digest_plan.indices(first, end)
         blocks = [news.copies[index - first].destination for index in indices]
-        actual = await self._host.digests.of(blocks)
+        actual = await self._host.digests.of(blocks, news.part)
         if actual == list(message.digests):
             return
         wrong = [i for i, a, b in zip(indices, actual, message.digests, strict=False) if a != b]
@@ -251,21 +261,27 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         entry = self._imports.get(key)
         if entry is None:
             raise TransferError("the request ended while it waited for room")
+        link = request.peer.link.estimate()
         return kv_transfer_pb2.GrantReply(
             num_held_blocks=len(entry.held),
             digest_every=request.digest_plan.every,
             digest_offset=request.digest_plan.offset,
+            link_bytes_per_s=link.bytes_per_s,
+            link_overhead_s=link.overhead_s,
         )
 
     def announce(self, request: kv_transfer_pb2.AnnounceRequest) -> None:
         key = (request.request_id, request.attempt)
         state = self._require(key)
+        part = None
+        if request.part_bytes:
+            part = BlockPart(request.part_offset, request.part_bytes)
         news = Announcement(
-            request.sequence, request.first_block, request.block_ids, request.is_last
+            request.sequence, request.first_block, request.block_ids, request.is_last, part
         )
         copies = self._imports.announce(key, news)
         if copies is not None:
-            state.news.put_nowait(_News(copies, request))
+            state.news.put_nowait(_News(copies, part, request))
 
     def revoke(self, key: ImportKey, error: types_pb2.ErrorDetail | None) -> None:
         request = self._requests.get(key)
@@ -289,8 +305,12 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
 
     # StepObserver: on the event loop, between steps
 
-    def on_scheduled(self, batch: StepBatch) -> None:
+    def on_scheduled(self, batch: StepBatch) -> frozenset[int]:
         """Nothing to do: blocks belong to their sequences."""
+        return frozenset()
+
+    def on_layers(self, batch: StepBatch, num_layers: int) -> None:
+        """Not asked for."""
 
     def on_preempted(self, sequences: list[Sequence]) -> None:
         """Sends long ones back to prefill: computing them here would stall the batch."""

@@ -9,6 +9,7 @@ Sennrich (arXiv 1910.07467); gated MLP: Shazeer (arXiv 2002.05202).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,9 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 from engine.attention import StepAttention
 from engine.model_config import ModelConfig
 from engine.rope import Rope, rotate
+
+LayerHook = Callable[[int], None]
+"""Called with the number of layers whose KV of this step stands in the cache."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,19 @@ class Decoder:
         return self.weights.embedding.device
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: StepAttention,
+        after_layer: LayerHook | None = None,
     ) -> torch.Tensor:
         """Hidden states [T, hidden_size] before the final norm, for int64 [T] inputs."""
         hidden = embedding(input_ids, self.weights.embedding)
         angles = self._rope.angles(positions, hidden.dtype)
         for index, layer in enumerate(self.weights.layers):
             hidden = hidden + self._attention(index, layer, hidden, angles, attention)
+            if after_layer is not None:
+                after_layer(index + 1)
             hidden = hidden + self._mlp(layer, hidden)
         return hidden
 

@@ -10,7 +10,7 @@ import torch
 
 from engine.attention import AttentionBackend, SequenceChunk
 from engine.batch import SampledToken, ScheduledSequence, StepBatch, StepResult
-from engine.decoder import Decoder
+from engine.decoder import Decoder, LayerHook
 from engine.kv_cache import KVCache
 from engine.sampler import sample
 
@@ -25,10 +25,11 @@ class ModelRunner:
         self._block_size = cache.shape.block_size
 
     @torch.inference_mode()
-    def execute(self, batch: StepBatch) -> StepResult:
+    def execute(self, batch: StepBatch, after_layer: LayerHook | None = None) -> StepResult:
         """Computes the batch's tokens, fills their KV, samples where the batch says so.
 
-        Decodes and prefill chunks run in one forward pass. Raises InternalError when logits
+        Decodes and prefill chunks run in one forward pass. `after_layer` is called on this
+        thread each time one more layer's KV is complete in memory. Raises InternalError when logits
         are not finite.
         """
         # Single tokens first: they are attended together.
@@ -37,7 +38,7 @@ class ModelRunner:
         )
         items = [batch.sequences[index] for index in order]
         self._cache.zero_blocks([block for item in items for block in self._begun_blocks(item)])
-        hidden = self._forward(items)
+        hidden = self._forward(items, after_layer)
         last_rows: list[int] = []
         sampling: list[int] = []
         end = 0
@@ -54,7 +55,9 @@ class ModelRunner:
                 tokens[index] = token
         return StepResult(tuple(tokens))
 
-    def _forward(self, items: list[ScheduledSequence]) -> torch.Tensor:
+    def _forward(
+        self, items: list[ScheduledSequence], after_layer: LayerHook | None
+    ) -> torch.Tensor:
         """Hidden states [tokens, hidden_size] of the items' tokens, in their order."""
         input_ids: list[int] = []
         positions: list[int] = []
@@ -72,7 +75,20 @@ class ModelRunner:
             torch.tensor(input_ids, device=device),
             torch.tensor(positions, device=device),
             self._attention.prepare(chunks, slots),
+            self._synchronized(after_layer),
         )
+
+    def _synchronized(self, after_layer: LayerHook | None) -> LayerHook | None:
+        """The hook, delayed on a GPU until what was launched has run."""
+        if after_layer is None or self._decoder.device.type == "cpu":
+            return after_layer
+        hook = after_layer
+
+        def wait_and_call(num_layers: int) -> None:
+            torch.cuda.current_stream().synchronize()
+            hook(num_layers)
+
+        return wait_and_call
 
     def _slots(self, block_table: list[int], start: int, end: int) -> list[int]:
         size = self._block_size

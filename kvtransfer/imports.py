@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from core.errors import InvalidArgument, TransferError
-from kvtransfer.base import BlockCopy
+from kvtransfer.base import BlockCopy, BlockPart
 
 ImportKey = tuple[str, int]
 """(request_id, attempt)."""
@@ -39,6 +39,10 @@ class Import:
     state: ImportState = ImportState.GRANTED
     next_sequence: int = 0
     num_announced: int = 0
+    part_blocks: int = 0
+    """Blocks that are being announced in parts, behind the `num_announced`."""
+    part_end: int = 0
+    """Bytes of each of them that are announced."""
     is_fully_announced: bool = False
     num_reads: int = 0
     """Reads that have begun and not settled."""
@@ -67,13 +71,22 @@ class Announcement:
     block_ids: Sequence[int]
     """Of the prefill worker."""
     is_last: bool
+    part: BlockPart | None = None
+    """Only these bytes of each block; the parts of the same blocks follow each other."""
 
 
 class ImportTable:
-    """Every import of one decode worker."""
+    """Every import of one decode worker. A block has `block_bytes`."""
 
-    def __init__(self, timeout_s: float, clock: Callable[[], float], pool: PoolActions) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        block_bytes: int,
+        clock: Callable[[], float],
+        pool: PoolActions,
+    ) -> None:
         self._timeout_s = timeout_s
+        self._block_bytes = block_bytes
         self._clock = clock
         self._pool = pool
         self._imports: dict[ImportKey, Import] = {}
@@ -116,9 +129,26 @@ class ImportTable:
                 f"{start} to {total} are outstanding",
                 field="block_ids",
             )
+        part = news.part or BlockPart(0, self._block_bytes)
+        part_end = part.offset + part.num_bytes
+        is_whole = part_end == self._block_bytes
+        if (
+            part.offset != entry.part_end
+            or part.num_bytes < 1
+            or part_end > self._block_bytes
+            or entry.part_blocks not in (0, len(news.block_ids))
+            or (news.is_last and not is_whole)
+        ):
+            raise InvalidArgument(
+                f"bytes {part.offset} to {part_end} of {len(news.block_ids)} blocks were "
+                f"announced; byte {entry.part_end} of {entry.part_blocks or 'any'} is due",
+                field="part_offset",
+            )
         destinations = entry.fresh[entry.num_announced : end - len(entry.held)]
         entry.next_sequence += 1
-        entry.num_announced += len(news.block_ids)
+        entry.num_announced += len(news.block_ids) if is_whole else 0
+        entry.part_blocks = 0 if is_whole else len(news.block_ids)
+        entry.part_end = 0 if is_whole else part_end
         entry.is_fully_announced = news.is_last
         entry.expires_at = self._clock() + self._timeout_s
         return [BlockCopy(*pair) for pair in zip(news.block_ids, destinations, strict=True)]

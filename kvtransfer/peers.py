@@ -16,6 +16,7 @@ from core import fingerprint
 from core.errors import FailedPrecondition, Unavailable, from_exception
 from core.rpc import open_channel
 from kvtransfer.base import Transport
+from kvtransfer.link import LinkMeter
 
 HANDSHAKE_TIMEOUT_S = 10.0
 
@@ -41,6 +42,7 @@ class Peer:
         self.agent = ""
         """Name in the transport, once connected."""
         self.lock = asyncio.Lock()
+        self.link = LinkMeter()
 
 
 class PeerDirectory:

@@ -31,13 +31,16 @@ from core.errors import (
     to_detail,
 )
 from core.logs import event
-from engine.batch import SampledToken, SequenceUpdate, StepBatch
+from engine.batch import SampledToken, ScheduledSequence, SequenceUpdate, StepBatch
 from engine.sequence import FinishReason, Sequence
 from kvtransfer.digests import DigestPlan
 from kvtransfer.exports import ExportKey, ExportTable
+from kvtransfer.link import LinkEstimate
 from kvtransfer.peers import Peer
 from kvtransfer.service import ExportService
 from prefill_svc.gate import Gate, Ticket
+from prefill_svc.overlap import Chunk, ComputeMeter, layer_boundaries
+from prefill_svc.progress import Piece, Pieces, Progress, ProgressQueue
 from worker.convert import logprobs_to_proto, sequence_from_dispatch, token_output
 from worker.host import RoleService, WorkerHost
 from worker.requests import RequestKey, RequestTable
@@ -50,16 +53,6 @@ CONTROL_TIMEOUT_S = 10.0
 """For short messages to decode."""
 
 
-@dataclass(frozen=True)
-class _Progress:
-    """What a step did for one prompt."""
-
-    num_computed_tokens: int
-    token: SampledToken | None = None
-    finish_reason: FinishReason | None = None
-    error: Exception | None = None
-
-
 @dataclass(eq=False)
 class _Prompt:
     """State of one request."""
@@ -69,8 +62,10 @@ class _Prompt:
     sequence: Sequence
     ticket: Ticket
     block_ids: list[int] = field(default_factory=list)
-    progress: asyncio.Queue[_Progress] = field(default_factory=asyncio.Queue)
+    progress: ProgressQueue = field(default_factory=ProgressQueue)
     peer: Peer | None = None
+    link: LinkEstimate | None = None
+    """What decode has measured of the way to it."""
     is_known_to_decode: bool = False
 
     @property
@@ -95,6 +90,12 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
             max_pinned_blocks=int(host.settings.max_export_share * pool.num_blocks),
             num_pinned=lambda: self._exports.num_pinned_blocks,
         )
+        self._block_size = pool.block_size
+        self._block_bytes = host.engine.kv_cache.block_bytes
+        self._num_layers = host.engine.model_config.num_layers
+        self._compute_meter = ComputeMeter()
+        self._step_began_at = 0.0
+        self._num_step_tokens = 0
         self._requests: RequestTable[_Prompt] = RequestTable(host.hub, host.tasks, host.clock)
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
@@ -154,13 +155,15 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
             prefill_epoch=self._host.identity.epoch,
         )
         prompt.is_known_to_decode = True
-        return await peer.imports.Grant(request)
+        timeout_s = prompt.dispatch.timeout_s or None
+        grant: kv_transfer_pb2.GrantReply = await peer.imports.Grant(request, timeout=timeout_s)
+        prompt.link = LinkEstimate(grant.link_bytes_per_s, grant.link_overhead_s)
+        return grant
 
     async def _hand_off(self, prompt: _Prompt, grant: kv_transfer_pb2.GrantReply) -> None:
         """Announces blocks as they become final, the first token with the last of them."""
-        block_size = self._host.engine.pool.block_size
         plan = DigestPlan(grant.digest_every, grant.digest_offset)
-        next_block, sequence_number = grant.num_held_blocks, 0
+        pieces = Pieces(grant.num_held_blocks, self._num_layers, self._block_bytes)
         while True:
             progress = await prompt.progress.get()
             if progress.error is not None:
@@ -169,30 +172,35 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
                 self._exports.revoke(prompt.key)
                 self._host.tasks.start(self._revoke_at_decode(prompt, None))
                 return
-            is_last = progress.token is not None
-            end = len(prompt.block_ids) if is_last else progress.num_computed_tokens // block_size
-            if end <= next_block and not is_last:
+            piece = pieces.due(progress)
+            if piece is None:
                 continue
-            news = kv_transfer_pb2.AnnounceRequest(
-                request_id=prompt.key[0],
-                attempt=prompt.key[1],
-                sequence=sequence_number,
-                first_block=next_block,
-                block_ids=prompt.block_ids[next_block:end],
-                is_last=is_last,
-                digests=await self._host.digests.of(
-                    [prompt.block_ids[index] for index in plan.indices(next_block, end)]
-                ),
-            )
+            news = await self._announcement(prompt, piece, plan)
             if progress.token is not None:
                 _add_first_token(news, progress.token)
+                news.is_last = True
                 if not self._exports.announced(prompt.key):
                     raise TransferError("decode gave the hand-off up")
             assert prompt.peer is not None
             await prompt.peer.imports.Announce(news, timeout=CONTROL_TIMEOUT_S)
-            if is_last:
+            if news.is_last:
                 return
-            next_block, sequence_number = end, sequence_number + 1
+
+    async def _announcement(
+        self, prompt: _Prompt, piece: Piece, plan: DigestPlan
+    ) -> kv_transfer_pb2.AnnounceRequest:
+        verified = [prompt.block_ids[index] for index in plan.indices(piece.first, piece.end)]
+        news = kv_transfer_pb2.AnnounceRequest(
+            request_id=prompt.key[0],
+            attempt=prompt.key[1],
+            sequence=piece.sequence,
+            first_block=piece.first,
+            block_ids=prompt.block_ids[piece.first : piece.end],
+            digests=await self._host.digests.of(verified, piece.part),
+        )
+        if piece.part is not None:
+            news.part_offset, news.part_bytes = piece.part.offset, piece.part.num_bytes
+        return news
 
     async def _revoke_at_decode(self, prompt: _Prompt, error: BaseException | None) -> None:
         assert prompt.peer is not None
@@ -206,20 +214,57 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
 
     # StepObserver: on the event loop, between steps
 
-    def on_scheduled(self, batch: StepBatch) -> None:
-        """Pins a prompt's blocks for its export as soon as the scheduler has allocated them."""
+    def on_scheduled(self, batch: StepBatch) -> frozenset[int]:
+        """Pins a prompt's blocks for its export as soon as the scheduler has allocated them.
+
+        Returns where to cut the step's layers, so that their transfer hides behind it.
+        """
+        self._step_began_at = self._host.clock()
+        self._num_step_tokens = batch.num_tokens
         for item in batch.sequences:
             prompt = self._requests.get(item.sequence.key)
             if prompt is not None and not prompt.block_ids:
                 prompt.block_ids = list(item.sequence.block_table)
                 self._exports.pin(prompt.key, prompt.block_ids)
                 self._gate.leave(prompt.ticket)
+        return self._layer_boundaries(batch)
+
+    def _layer_boundaries(self, batch: StepBatch) -> frozenset[int]:
+        if not self._host.settings.kv_overlap:
+            return frozenset()
+        num_blocks = 0
+        links: list[LinkEstimate] = []
+        for item in batch.sequences:
+            prompt = self._requests.get(item.sequence.key)
+            if prompt is not None and prompt.link is not None:
+                num_blocks += self._final_after(item, prompt) - item.start // self._block_size
+                links.append(prompt.link)
+        if not links:
+            return frozenset()
+        compute_s = self._compute_meter.expected_s(batch.num_tokens)
+        chunk = Chunk(self._num_layers, num_blocks * self._block_bytes, compute_s)
+        return layer_boundaries(chunk, min(links, key=lambda link: link.bytes_per_s))
+
+    def _final_after(self, item: ScheduledSequence, prompt: _Prompt) -> int:
+        """How many leading blocks do not change any more after this step."""
+        if item.samples:
+            return len(prompt.block_ids)
+        return (item.start + item.num_tokens) // self._block_size
+
+    def on_layers(self, batch: StepBatch, num_layers: int) -> None:
+        """Lets the requests' tasks announce what the step has finished so far."""
+        for item in batch.sequences:
+            prompt = self._requests.get(item.sequence.key)
+            if prompt is not None:
+                prompt.progress.put(Progress(self._final_after(item, prompt), num_layers))
 
     def on_preempted(self, sequences: list[Sequence]) -> None:
         """Does not happen: a prompt has all its blocks from its start on."""
 
     def on_updates(self, updates: list[SequenceUpdate]) -> None:
         """Sends first tokens to routers and wakes the requests' tasks."""
+        elapsed_s = self._host.clock() - self._step_began_at
+        self._compute_meter.observe(self._num_step_tokens, elapsed_s)
         for update in updates:
             prompt = self._requests.get(update.sequence.key)
             if prompt is None:
@@ -229,13 +274,15 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
                 output = token_output(update.sequence, update.token, update.output_index, reason)
                 output.cached_tokens = update.sequence.num_cached_tokens
                 self._host.hub.publish(prompt.dispatch.router_id, output)
-            computed = update.sequence.num_computed_tokens
-            prompt.progress.put_nowait(_Progress(computed, update.token, reason))
+            end = update.sequence.num_computed_tokens // self._block_size
+            if update.token is not None:
+                end = len(prompt.block_ids)
+            prompt.progress.put(Progress(end, self._num_layers, update.token, reason))
 
     def on_failed(self, sequence: Sequence, error: Exception) -> None:
         prompt = self._requests.get(sequence.key)
         if prompt is not None:
-            prompt.progress.put_nowait(_Progress(0, error=error))
+            prompt.progress.put(Progress(0, 0, error=error))
 
     def _finish_reason(self, prompt: _Prompt, update: SequenceUpdate) -> FinishReason | None:
         """Whether the first token ends the request by the limits that the client gave."""

@@ -23,14 +23,22 @@ logger = logging.getLogger(__name__)
 class Runner(Protocol):
     """The device side of a step."""
 
-    def execute(self, batch: StepBatch) -> StepResult: ...
+    def execute(
+        self, batch: StepBatch, after_layer: Callable[[int], None] | None = None
+    ) -> StepResult: ...
 
 
 class StepObserver(Protocol):
     """The service's part in a step. All calls come on the event loop and never block it."""
 
-    def on_scheduled(self, batch: StepBatch) -> None:
-        """Blocks of the batch are allocated; nothing is computed yet."""
+    def on_scheduled(self, batch: StepBatch) -> frozenset[int]:
+        """Blocks of the batch are allocated; nothing is computed yet.
+
+        Returns after which numbers of layers `on_layers` shall be called.
+        """
+
+    def on_layers(self, batch: StepBatch, num_layers: int) -> None:
+        """The step has written the KV of its first `num_layers` layers."""
 
     def on_preempted(self, sequences: list[Sequence]) -> None:
         """These lost their blocks to others, and wait to be computed again."""
@@ -87,14 +95,21 @@ class EngineLoop:
                 self._wakeup.clear()
                 await self._wakeup.wait()
                 continue
-            observer.on_scheduled(batch)
-            await self._step(batch, observer)
+            await self._step(batch, observer, observer.on_scheduled(batch))
             self._after_step()
 
-    async def _step(self, batch: StepBatch, observer: StepObserver) -> None:
+    async def _step(
+        self, batch: StepBatch, observer: StepObserver, boundaries: frozenset[int]
+    ) -> None:
         loop = asyncio.get_running_loop()
+
+        def after_layer(num_layers: int) -> None:
+            if num_layers in boundaries:
+                loop.call_soon_threadsafe(observer.on_layers, batch, num_layers)
+
+        hook = after_layer if boundaries else None
         try:
-            result = await loop.run_in_executor(self._device, self._runner.execute, batch)
+            result = await loop.run_in_executor(self._device, self._runner.execute, batch, hook)
         except Exception as error:
             event(logger, logging.ERROR, "step_failed", num_sequences=len(batch.sequences))
             logger.exception("step failed")

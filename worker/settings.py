@@ -29,6 +29,9 @@ class WorkerSettings(Settings):
         description="Compare digests of transferred blocks: all, some or none of them; "
         "default: always, and off for GPU memory, which has no digests yet.",
     )
+    kv_overlap: bool = Field(
+        True, description="Hand finished layers of a long chunk off while the rest is computed."
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Logs.")
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(

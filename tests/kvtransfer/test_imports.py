@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from core.errors import InvalidArgument, TransferError
-from kvtransfer.base import BlockCopy
+from kvtransfer.base import BlockCopy, BlockPart
 from kvtransfer.imports import Announcement, ImportTable, PoolActions
 
 KEY = ("r1", 1)
@@ -20,7 +20,7 @@ class Bench:
         self.now = 0.0
         self.actions: list[tuple[str, list[int]]] = []
         pool = PoolActions(self._note("release"), self._note("quarantine"), self._note("settle"))
-        self.table = ImportTable(120.0, lambda: self.now, pool)
+        self.table = ImportTable(120.0, 100, lambda: self.now, pool)
 
     def _note(self, name: str):  # type: ignore[no-untyped-def]
         def note(blocks: Iterable[int]) -> None:
@@ -30,9 +30,15 @@ class Bench:
         return note
 
     def announce(
-        self, sequence: int, first: int, blocks: list[int], is_last: bool = False
+        self,
+        sequence: int,
+        first: int,
+        blocks: list[int],
+        is_last: bool = False,
+        part: tuple[int, int] | None = None,
     ) -> list[BlockCopy] | None:
-        return self.table.announce(KEY, Announcement(sequence, first, blocks, is_last))
+        news = Announcement(sequence, first, blocks, is_last, BlockPart(*part) if part else None)
+        return self.table.announce(KEY, news)
 
 
 @pytest.fixture
@@ -118,3 +124,38 @@ def test_quarantine_has_no_expiry_but_silence_has(bench: Bench) -> None:
     bench.table.abort(KEY)
     bench.now = 10_000
     assert bench.table.expired() == []
+
+
+def test_parts_of_the_same_blocks_follow_each_other(bench: Bench) -> None:
+    copies = [BlockCopy(50, 10), BlockCopy(51, 11)]
+    assert bench.announce(0, 1, [50, 51], part=(0, 30)) == copies
+    assert bench.announce(1, 1, [50, 51], part=(30, 50)) == copies
+    assert bench.announce(2, 1, [50, 51], part=(80, 20)) == copies
+    assert bench.announce(3, 3, [52], is_last=True) == [BlockCopy(52, 12)]
+    assert bench.table.commit(KEY) == [7, 10, 11, 12]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "part", "is_last"),
+    [
+        ([50, 51], (40, 60), False),
+        ([50, 51], (20, 10), False),
+        ([50, 51], (30, 0), False),
+        ([50, 51], (30, 80), False),
+        ([50], (30, 70), False),
+        ([50, 51, 52], (30, 70), False),
+        ([50, 51], None, False),
+    ],
+)
+def test_a_part_with_a_gap_is_refused_and_changes_nothing(
+    bench: Bench, blocks: list[int], part: tuple[int, int] | None, is_last: bool
+) -> None:
+    bench.announce(0, 1, [50, 51], part=(0, 30))
+    with pytest.raises(InvalidArgument):
+        bench.announce(1, 1, blocks, is_last, part)
+    assert bench.announce(1, 1, [50, 51], part=(30, 70)) is not None
+
+
+def test_the_last_announcement_completes_its_blocks(bench: Bench) -> None:
+    with pytest.raises(InvalidArgument):
+        bench.announce(0, 1, [50, 51, 52], is_last=True, part=(0, 30))

@@ -159,8 +159,8 @@ async def test_a_lost_lease_fails_the_attempt_and_leaves_nothing_behind(
         transport = both.decode.host.transport
         real_pull = transport.pull
 
-        def late_pull(agent, copies):  # type: ignore[no-untyped-def]
-            pull = real_pull(agent, copies)
+        def late_pull(agent, copies, part):  # type: ignore[no-untyped-def]
+            pull = real_pull(agent, copies, part)
             real_done = pull.done
 
             async def done() -> None:
@@ -260,8 +260,8 @@ def _flip_a_byte_of(both: Pair, monkeypatch: pytest.MonkeyPatch, index: int) -> 
     memory = host.engine.kv_cache.data.view(host.engine.pool.num_blocks, -1)
     real_pull = host.transport.pull
 
-    def damaged_pull(agent, copies):  # type: ignore[no-untyped-def]
-        pull = real_pull(agent, copies)
+    def damaged_pull(agent, copies, part):  # type: ignore[no-untyped-def]
+        pull = real_pull(agent, copies, part)
         real_done = pull.done
 
         async def done() -> None:
@@ -341,3 +341,43 @@ async def _with_preemptions(
             return output, attempt
         assert result.was_preempted
     raise AssertionError("it never finished")
+
+
+@pytest.mark.parametrize("transport", ["tcp", "nixl"])
+async def test_groups_of_layers_travel_while_the_rest_is_computed(
+    folder: Path, expected, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefill_svc.service.layer_boundaries", lambda chunk, link: {1, 2})
+    parts = []
+    chunks = {"max_num_batched_tokens": 64, "max_num_seqs": 32}
+    async with pair(folder, transport, prefill=chunks) as both:
+        decode = both.decode.host.service
+        real_announce = decode.announce  # type: ignore[attr-defined]
+
+        def announce(request) -> None:  # type: ignore[no-untyped-def]
+            parts.append((list(request.block_ids), request.part_offset, request.part_bytes))
+            real_announce(request)
+
+        monkeypatch.setattr(decode, "announce", announce)
+        prompts = [make_prompt(length) for length in (150, 40, 64)]
+        results = await asyncio.gather(
+            *(both.generate(prompt, f"r{i}") for i, prompt in enumerate(prompts))
+        )
+        assert [r.output for r in results] == [expected(prompt) for prompt in prompts]
+        assert sum(r.transferred_blocks for r in results) == 10 + 3 + 4
+    assert any(num_bytes for _, _, num_bytes in parts)
+
+
+async def test_an_abort_between_two_groups_of_layers_frees_everything(
+    folder: Path, expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefill_svc.service.layer_boundaries", lambda chunk, link: {1, 2})
+    async with pair(folder) as both:
+        for delay_s in (0.005, 0.01, 0.015, 0.02, 0.03):
+            name = f"aborted-{delay_s}"
+            await both.send(both.dispatch(make_prompt(400, int(1e4 * delay_s)), name))
+            await asyncio.sleep(delay_s)
+            await both.abort(name)
+            await both.until_idle()
+        prompt = make_prompt(40)
+        assert (await both.generate(prompt, "next")).output == expected(prompt)

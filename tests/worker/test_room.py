@@ -21,7 +21,7 @@ class Bench:
         config = SchedulerConfig(max_model_len=4 * num_blocks)
         self.scheduler = Scheduler(config, self.pool)
         actions = PoolActions(self.pool.release, self.pool.quarantine, self.pool.settle)
-        self.imports = ImportTable(120.0, lambda: 0.0, actions)
+        self.imports = ImportTable(120.0, 100, lambda: 0.0, actions)
         self.room = Room(self.pool, self.scheduler, self.imports)
 
     async def ask(self, name: str, num_tokens: int) -> asyncio.Task[None]:

@@ -223,6 +223,8 @@ class GrantReply(_message.Message):
     NUM_HELD_BLOCKS_FIELD_NUMBER: _builtins.int
     DIGEST_EVERY_FIELD_NUMBER: _builtins.int
     DIGEST_OFFSET_FIELD_NUMBER: _builtins.int
+    LINK_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    LINK_OVERHEAD_S_FIELD_NUMBER: _builtins.int
     num_held_blocks: _builtins.int
     """Leading blocks of the request that D holds already; P does not announce them."""
     digest_every: _builtins.int
@@ -230,16 +232,21 @@ class GrantReply(_message.Message):
     `digest_offset` modulo `digest_every`; 0 is none.
     """
     digest_offset: _builtins.int
+    link_bytes_per_s: _builtins.float
+    """What D has measured of the link to P; 0 bytes per second: nothing yet."""
+    link_overhead_s: _builtins.float
     def __init__(
         self,
         *,
         num_held_blocks: _builtins.int = ...,
         digest_every: _builtins.int = ...,
         digest_offset: _builtins.int = ...,
+        link_bytes_per_s: _builtins.float = ...,
+        link_overhead_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest_every", b"digest_every", "digest_offset", b"digest_offset", "num_held_blocks", b"num_held_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest_every", b"digest_every", "digest_offset", b"digest_offset", "link_bytes_per_s", b"link_bytes_per_s", "link_overhead_s", b"link_overhead_s", "num_held_blocks", b"num_held_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,6 +265,8 @@ class AnnounceRequest(_message.Message):
     FIRST_TOKEN_ID_FIELD_NUMBER: _builtins.int
     FIRST_LOGPROBS_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    PART_OFFSET_FIELD_NUMBER: _builtins.int
+    PART_BYTES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     sequence: _builtins.int
@@ -267,6 +276,11 @@ class AnnounceRequest(_message.Message):
     is_last: _builtins.bool
     first_token_id: _builtins.int
     """With is_last: the token that prefill sampled."""
+    part_offset: _builtins.int
+    """Only these bytes of each block are final: a group of layers. The parts of the
+    same blocks follow each other without a gap. 0 bytes: the whole blocks.
+    """
+    part_bytes: _builtins.int
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """P's block ids"""
@@ -289,10 +303,12 @@ class AnnounceRequest(_message.Message):
         first_token_id: _builtins.int = ...,
         first_logprobs: _types_pb2.TokenLogprobs | None = ...,
         digests: _abc.Iterable[_builtins.int] | None = ...,
+        part_offset: _builtins.int = ...,
+        part_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["first_logprobs", b"first_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_ids", b"block_ids", "digests", b"digests", "first_block", b"first_block", "first_logprobs", b"first_logprobs", "first_token_id", b"first_token_id", "is_last", b"is_last", "request_id", b"request_id", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_ids", b"block_ids", "digests", b"digests", "first_block", b"first_block", "first_logprobs", b"first_logprobs", "first_token_id", b"first_token_id", "is_last", b"is_last", "part_bytes", b"part_bytes", "part_offset", b"part_offset", "request_id", b"request_id", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
