@@ -24,7 +24,7 @@ from baton.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from core.errors import TransferError, Unavailable
+from core.errors import BatonError, TransferError, Unavailable
 from core.hashing import block_hashes
 from core.logs import event
 from decode_svc.room import Room
@@ -110,6 +110,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
     ) -> worker_pb2.DispatchReply:
         """Takes one request in; refuses at once what could not be served."""
         dispatch = request.dispatch
+        self._host.require_ready()
         self._host.hub.require(dispatch.router_id)
         sequence = sequence_from_dispatch(
             dispatch, self._host.identity.fingerprint, self._host.engine.max_model_len
@@ -351,6 +352,14 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
 
     def abort_router(self, router_id: str) -> None:
         self._requests.abort_router(router_id)
+
+    def refuse_waiting(self, error: BatonError) -> None:
+        self._requests.fail_where(lambda request: not self._has_begun(request), error)
+
+    def _has_begun(self, request: _Request) -> bool:
+        """Whether blocks belong to it, or did."""
+        is_importing = self._imports.get(request.key) is not None
+        return is_importing or request.sequence.num_computed_tokens > 0
 
     def on_room(self) -> None:
         self._room.update()

@@ -114,6 +114,7 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
     ) -> worker_pb2.DispatchReply:
         """Queues one prompt."""
         dispatch = request.dispatch
+        self._host.require_ready()
         self._host.hub.require(dispatch.router_id)
         sequence = sequence_from_dispatch(
             dispatch, self._host.identity.fingerprint, self._host.engine.max_model_len

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
-from core.errors import Unavailable
+from core.errors import BatonError, InternalError, Unavailable
 from core.logs import event
 from core.prefix_index import PrefixIndexWriter
 from core.registry import Registry, connect_redis
@@ -57,6 +57,9 @@ class RoleService(ABC, StepObserver):
     def abort_router(self, router_id: str) -> None:
         """Ends everything that a router, which has left, dispatched."""
 
+    def refuse_waiting(self, error: BatonError) -> None:
+        """Fails the requests that have no blocks yet: they will not get any here."""
+
     @abstractmethod
     def on_room(self) -> None:
         """Blocks may have become free."""
@@ -84,7 +87,13 @@ class Parts:
 class WorkerHost:
     """Owns every part of one worker."""
 
-    def __init__(self, settings: WorkerSettings, parts: Parts) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        parts: Parts,
+        set_serving: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        """`set_serving` changes what the gRPC health service answers."""
         self.settings = settings
         self.engine = parts.engine
         self.transport = parts.transport
@@ -101,12 +110,14 @@ class WorkerHost:
         )
         self._redis = connect_redis(settings.redis_url)
         self._registry = Registry(self._redis)
+        self._set_serving = set_serving
         self._index = PrefixIndexWriter(
             self._redis,
             parts.identity.worker_id,
             parts.identity.epoch,
             parts.engine.pool.held_hashes,
         )
+        self._is_exhausted = False
         self._service: RoleService | None = None
         self.vital: list[asyncio.Task[None]] = []
         """Tasks without which the worker is of no use; they end only by failing."""
@@ -115,6 +126,11 @@ class WorkerHost:
     def service(self) -> RoleService:
         assert self._service is not None
         return self._service
+
+    def require_ready(self) -> None:
+        """Raises Unavailable when no new request may come here."""
+        if self.state != types_pb2.WORKER_STATE_READY:
+            raise Unavailable(f"{self.identity.worker_id} takes no new requests")
 
     def install(self, service: RoleService, server: grpc.aio.Server) -> None:
         """Registers the worker's services; before the server starts."""
@@ -141,7 +157,10 @@ class WorkerHost:
         self.hub.close()
         await self.tasks.cancel(STOP_GRACE_S)
         await self.peers.close()
-        await self.transport.close()
+        # A read from a stalled peer may never settle; what it writes to ends with the process.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_GRACE_S):
+                await self.transport.close()
         self.digests.close()
         await self._redis.aclose()
 
@@ -150,6 +169,7 @@ class WorkerHost:
         was_ok = True
         while True:
             self.service.reap()
+            await self._check_quarantine()
             self._note_cache_events()
             self.transport.set_num_exports(self.load().exports)
             try:
@@ -162,6 +182,24 @@ class WorkerHost:
                     event(logger, logging.WARNING, "registry_away", error=error)
                 was_ok = False
             await asyncio.sleep(HEARTBEAT_S)
+
+    async def _check_quarantine(self) -> None:
+        """Quarantine has no expiry, since bytes may land at any time; so it has a bound."""
+        stats = self.engine.pool.stats()
+        is_over = stats.quarantined > self.settings.max_quarantined_share * stats.total
+        if is_over != self._is_exhausted:
+            self._is_exhausted = is_over
+            name = "quarantine_over_bound" if is_over else "quarantine_within_bound"
+            event(logger, logging.ERROR, name, quarantined=stats.quarantined, total=stats.total)
+            ready, draining = types_pb2.WORKER_STATE_READY, types_pb2.WORKER_STATE_DRAINING
+            self.state = draining if is_over else ready
+            await self._set_serving(not is_over)
+            if is_over:
+                self.service.refuse_waiting(Unavailable("this worker is about to restart"))
+        elif is_over and not self.engine.scheduler.has_work:
+            raise InternalError(
+                f"{stats.quarantined} of {stats.total} KV blocks wait for reads that never settle"
+            )
 
     def _after_step(self) -> None:
         self._note_cache_events()

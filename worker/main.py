@@ -53,8 +53,8 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None
         transport = make_transport(settings.kv_transport, agent, region, host_name)
         await transport.start()
         parts = Parts(engine, device, transport, BlockDigests(region), identity)
-        host = WorkerHost(settings, parts)
         server = RpcServer(settings.host, settings.port)
+        host = WorkerHost(settings, parts, server.set_serving)
         host.install(make_service(host), server.grpc_server)
         try:
             address = await server.start(["baton.v1.Worker", *host.service.grpc_services])

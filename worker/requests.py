@@ -88,6 +88,12 @@ class RequestTable(Generic[State]):
             self._publish_error(entry.dispatch, error)
             entry.task.cancel()
 
+    def fail_where(self, is_meant: Callable[[State], bool], error: Exception) -> None:
+        """Ends every request whose state `is_meant` picks."""
+        for key, entry in list(self._entries.items()):
+            if is_meant(entry.state):
+                self.fail(key, error)
+
     def _publish_error(self, dispatch: worker_pb2.Dispatch, error: Exception) -> None:
         output = worker_pb2.SequenceOutput(
             request_id=dispatch.request_id,

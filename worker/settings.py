@@ -72,6 +72,13 @@ class WorkerSettings(Settings):
     import_timeout_s: float = Field(
         120.0, gt=0, description="Silence of prefill after which an import is given up."
     )
+    max_quarantined_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of the pool that given-up reads may block. Above it the worker takes "
+        "no new request, ends those that it has, and leaves with exit code 1 to be restarted.",
+    )
     max_export_share: float = Field(
         0.9, gt=0, le=1, description="Share of the pool that exports may pin."
     )

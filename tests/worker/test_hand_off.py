@@ -381,3 +381,50 @@ async def test_an_abort_between_two_groups_of_layers_frees_everything(
             await both.until_idle()
         prompt = make_prompt(40)
         assert (await both.generate(prompt, "next")).output == expected(prompt)
+
+
+async def test_a_pool_that_quarantine_eats_up_makes_the_worker_leave(
+    folder: Path, expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.host.HEARTBEAT_S", 0.02)
+    settings: dict[str, object] = {"num_gpu_blocks_override": 20, "max_quarantined_share": 0.4}
+    async with pair(folder, decode=settings) as both:
+        pool = both.decode.host.engine.pool
+        stuck = pool.allocate(9)
+        assert stuck is not None
+        running = await both.send(both.dispatch(make_prompt(20), "running", max_tokens=120))
+        await running.first_token.wait()
+        waiting = await both.send(both.dispatch(make_prompt(150), "waiting"))
+        pool.quarantine(stuck)
+        await waiting.ended.wait()
+        assert isinstance(waiting.error, Unavailable)
+        assert both.decode.host.state == types_pb2.WORKER_STATE_DRAINING
+        with pytest.raises(Exception, match="takes no new requests"):
+            await both.generate(make_prompt(5), "refused")
+        await running.ended.wait()
+        assert running.output == expected(make_prompt(20), 120)
+        await asyncio.wait(both.decode.host.vital, return_when=asyncio.FIRST_COMPLETED)
+        ended = [task for task in both.decode.host.vital if task.done()]
+        assert "never settle" in str(ended[0].exception())
+        pool.settle(stuck)
+
+
+async def test_a_worker_whose_quarantine_settles_in_time_goes_on(
+    folder: Path, expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.host.HEARTBEAT_S", 0.02)
+    settings: dict[str, object] = {"num_gpu_blocks_override": 20, "max_quarantined_share": 0.4}
+    async with pair(folder, decode=settings) as both:
+        pool = both.decode.host.engine.pool
+        running = await both.send(both.dispatch(make_prompt(20), "running", max_tokens=120))
+        await running.first_token.wait()
+        stuck = pool.allocate(9)
+        assert stuck is not None
+        pool.quarantine(stuck)
+        while both.decode.host.state != types_pb2.WORKER_STATE_DRAINING:
+            await asyncio.sleep(0.01)
+        pool.settle(stuck)
+        while both.decode.host.state != types_pb2.WORKER_STATE_READY:
+            await asyncio.sleep(0.01)
+        prompt = make_prompt(40)
+        assert (await both.generate(prompt, "next")).output == expected(prompt)
