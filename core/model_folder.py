@@ -98,17 +98,22 @@ def resolve_model(name_or_path: str) -> Path:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The model's safetensors files in name order. Raises StartupError when one is missing."""
+    """The model's safetensors in name order: the files of its index, else the single one.
+
+    Raises StartupError when one is missing.
+    """
     index_file = path / "model.safetensors.index.json"
     if index_file.is_file():
         weight_map = read_json(index_file).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise StartupError(f"{index_file}: `weight_map` is missing")
-        files = [path / name for name in sorted(set(weight_map.values()))]
+        files = [path / str(name) for name in sorted(set(weight_map.values()))]
     else:
-        files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise StartupError(f"{path} has no *.safetensors weights")
+        files = [path / "model.safetensors"]
+        if not files[0].is_file() and any(path.glob("*.bin")):
+            raise StartupError(
+                f"{path} has pickled weights (.bin) only; convert them to safetensors"
+            )
     for file in files:
         if not file.is_file():
             raise StartupError(f"{path} lacks the weights file {file.name}")

@@ -7,7 +7,6 @@ Every tensor must be there, of the right shape, and nothing else may be.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from core.errors import StartupError
+from core.model_folder import weight_files
 from engine.decoder import DecoderWeights, LayerWeights, Linear
 from engine.model_config import ModelConfig
 
-_SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
 _NOT_WEIGHTS = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 """Buffers that older versions of transformers saved."""
 
@@ -32,7 +30,7 @@ def load_weights(
     progress: Callable[[str], None],
 ) -> DecoderWeights:
     """Allocates and fills all tensors. Raises StartupError naming the tensor or the file."""
-    files = _weight_files(folder)
+    files = weight_files(folder)
     plan = _Plan(config, dtype, device)
     for number, path in enumerate(files, start=1):
         progress(f"loading weights {number}/{len(files)}: {path.name}")
@@ -144,24 +142,3 @@ def _load_file(path: Path, plan: _Plan) -> None:
         raise StartupError(f"{path}: {error.message}") from None
     except (OSError, SafetensorError) as error:
         raise StartupError(f"cannot read weights {path}: {error}") from error
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors: the files of its index, else the single one."""
-    index = folder / _INDEX_FILE
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise StartupError(f"cannot read {index}: {type(error).__name__}: {error}") from error
-        for name in names:
-            if not (folder / name).is_file():
-                raise StartupError(f"weights file {folder / name}, named by the index, is missing")
-        return [folder / name for name in names]
-    if (folder / _SINGLE_FILE).is_file():
-        return [folder / _SINGLE_FILE]
-    if any(folder.glob("*.bin")):
-        raise StartupError(
-            f"model folder {folder} has pickled weights (.bin) only; convert them to safetensors"
-        )
-    raise StartupError(f"model folder {folder} has neither {_SINGLE_FILE} nor {_INDEX_FILE}")

@@ -110,7 +110,7 @@ def test_the_digest_tells_weights_and_configs_apart(tmp_path):
 
 def test_missing_weights_and_missing_shards_are_named(tmp_path):
     write_model_folder(tmp_path)
-    with pytest.raises(StartupError, match=r"has no \*\.safetensors weights"):
+    with pytest.raises(StartupError, match=r"lacks the weights file model\.safetensors"):
         model_digest(tmp_path)
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

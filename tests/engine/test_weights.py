@@ -98,16 +98,16 @@ def test_a_truncated_file_is_named(folder: Path) -> None:
 def test_a_missing_shard_and_a_broken_index_are_named(folder: Path) -> None:
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "absent.safetensors"}}))
-    with pytest.raises(StartupError, match=r"absent\.safetensors, named by the index, is missing"):
+    with pytest.raises(StartupError, match=r"lacks the weights file absent\.safetensors"):
         load(folder)
     index.write_text("{}")
-    with pytest.raises(StartupError, match=r"cannot read .*index\.json: KeyError"):
+    with pytest.raises(StartupError, match=r"index\.json: `weight_map` is missing"):
         load(folder)
 
 
 def test_pickled_weights_are_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    with pytest.raises(StartupError, match=r"has neither model\.safetensors"):
+    with pytest.raises(StartupError, match=r"lacks the weights file model\.safetensors"):
         load(folder)
     (folder / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(StartupError, match=r"pickled weights \(\.bin\) only"):
