@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TypeAlias
 
-from client._options import DEFAULT_SERVER
+from client._options import DEFAULT_SERVER, MAX_TIMEOUT_S
 
 Subcommands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -29,11 +29,11 @@ def positive_int(text: str) -> int:
     return value
 
 
-def positive_float(text: str) -> float:
-    """A number over 0."""
+def seconds(text: str) -> float:
+    """A time span over 0 that timers can carry."""
     value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"must be over 0, not {text}")
+    if not 0 < value <= MAX_TIMEOUT_S:
+        raise argparse.ArgumentTypeError(f"must be over 0 and at most {MAX_TIMEOUT_S}, not {text}")
     return value
 
 

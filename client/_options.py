@@ -9,6 +9,8 @@ from baton.v1 import inference_pb2, types_pb2
 from core.errors import InvalidArgument
 
 DEFAULT_SERVER = "127.0.0.1:50051"
+MAX_TIMEOUT_S = 1_000_000
+"""Beyond it, clocks overflow into the past: gRPC takes an endless timeout for one that is over."""
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -18,10 +20,10 @@ class GenerateOptions(TypedDict, total=False):
     What is left out, or None, takes the model's or the server's default.
     """
 
-    messages: Sequence[Mapping[str, str]]  # each {"role": …, "content": …}
-    token_ids: Sequence[int]
-    model: str
-    request_id: str  # a second call with the same id joins the first
+    messages: Sequence[Mapping[str, str]] | None  # each {"role": …, "content": …}
+    token_ids: Sequence[int] | None
+    model: str | None
+    request_id: str | None  # a second call with the same id joins the first
     timeout_s: float | None
 
     max_tokens: int | None
@@ -34,9 +36,9 @@ class GenerateOptions(TypedDict, total=False):
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
-    stop: Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
     logprobs: int | None
 
 
@@ -65,7 +67,7 @@ def build_request(
     for name in _REQUEST_FIELDS:
         if options.get(name):
             _set(request, name, options[name])
-    for message in options.get("messages", ()):
+    for message in options.get("messages") or ():
         _set(request, "messages", message)
     if options.get("token_ids") is not None:
         request.token_ids.SetInParent()
@@ -74,8 +76,11 @@ def build_request(
         if options.get(name) is not None:
             _set(request.sampling, name, options[name])
     timeout_s: float | None = options.get("timeout_s")
-    if timeout_s is not None and not timeout_s > 0:
-        raise InvalidArgument(f"timeout_s must be over 0, not {timeout_s}", field="timeout_s")
+    if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidArgument(
+            f"timeout_s must be over 0 and at most {MAX_TIMEOUT_S}, not {timeout_s}",
+            field="timeout_s",
+        )
     return request, timeout_s
 
 
@@ -90,7 +95,8 @@ def _set(
         if name == "messages":
             message.messages.add(**value)  # type: ignore[union-attr]
         elif name in ("ids", "stop", "stop_token_ids"):
-            getattr(message, name).extend(value)
+            # A string is a sequence of strings too, which nobody means by one.
+            getattr(message, name).extend([value] if isinstance(value, str) else value)
         else:
             setattr(message, name, value)
     except (TypeError, ValueError, UnicodeError) as error:

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 failed (one line on standard error says why), 2 wrong usag
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,9 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     args = build_parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show a character of the answer shows "?" instead.
+        sys.stdout.reconfigure(errors="replace")
     try:
         code: int = args.run(args)
         sys.stdout.flush()

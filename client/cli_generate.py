@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from client._arguments import Subcommands, add_server, positive_float
+from client._arguments import Subcommands, add_server, seconds
 from client._options import GenerateOptions
 from client._results import Completion
 from client._sync import BatonClient
@@ -51,7 +51,7 @@ def add_command(commands: Subcommands) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.add_argument("--model", metavar="NAME", help="refuse to be served by another model")
     parser.add_argument("--request-id", metavar="ID", help="a repeated call with this id joins in")
-    parser.add_argument("--timeout", metavar="S", type=positive_float, help="give up after S s")
+    parser.add_argument("--timeout", metavar="S", type=seconds, help="give up after S s")
     sampling = parser.add_argument_group("sampling")
     for flag, kind, metavar, text in _SAMPLING:
         sampling.add_argument(flag, type=kind, metavar=metavar, help=text)
@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     prompt, options = _request(args)
     with BatonClient(args.server) as client, client.stream(prompt, **options) as stream:
         if args.json:
-            print(json.dumps(as_json(stream.completion()), ensure_ascii=False))
+            is_utf8 = sys.stdout.encoding.lower() == "utf-8"
+            print(json.dumps(as_json(stream.completion()), ensure_ascii=not is_utf8))
             return 0
         for chunk in stream:
             sys.stdout.write(chunk.text)

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from baton.v1 import inference_pb2, types_pb2, worker_pb2
-from client._arguments import Subcommands, add_server, positive_float
+from client._arguments import Subcommands, add_server, seconds
 from client._sync import BatonClient
 
 _BLOCK_STATES = ("total", "free", "cached", "referenced", "quarantined")
@@ -33,7 +33,7 @@ def add_command(commands: Subcommands) -> None:
         "--watch",
         metavar="S",
         nargs="?",
-        type=positive_float,
+        type=seconds,
         const=_DEFAULT_WATCH_S,
         help=f"refresh every S seconds [{_DEFAULT_WATCH_S:.0f}] until Ctrl-C",
     )

@@ -12,6 +12,7 @@ import pytest
 from baton.v1 import inference_pb2
 from client.cli import main
 from core.errors import InvalidArgument
+from tests.client.conftest import PARIS
 
 
 def generate(router, *args: str) -> int:
@@ -39,6 +40,18 @@ def test_json_has_exactly_the_documented_shape(router, capsys):
             "transferred_blocks": 2,
         },
     }
+
+
+@pytest.mark.parametrize(("flags", "printed"), [([], b"?\n"), (["--json"], b'"text": "\\u00e9"')])
+def test_output_that_cannot_show_a_character_is_no_failure(router, monkeypatch, flags, printed):
+    last = inference_pb2.GenerateResponse()
+    last.CopyFrom(PARIS[1])
+    last.text = "é"
+    router.responses = [last]
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert generate(router, "--prompt", "Where?", *flags) == 0
+    assert printed in stdout.buffer.getvalue()
 
 
 def test_logprobs_are_in_the_json_when_they_came(router, capsys):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from client._options import build_request
+from baton.v1 import inference_pb2
+from client._options import GenerateOptions, build_request
 from core.errors import InvalidArgument
 
 
@@ -42,6 +43,8 @@ def test_lists_messages_and_names_arrive():
         ("token_ids", [1, 2**40]),
         ("messages", [{"speaker": "user"}]),
         ("timeout_s", 0.0),
+        ("timeout_s", float("inf")),
+        ("timeout_s", 1e300),
         ("request_id", "\ud800"),
     ],
 )
@@ -54,3 +57,13 @@ def test_what_protobuf_cannot_carry_is_refused_by_name(field, value):
 def test_an_unknown_keyword_is_a_type_error():
     with pytest.raises(TypeError, match="max_token"):
         build_request("hi", {"max_token": 3})
+
+
+def test_none_is_the_same_as_leaving_an_option_out():
+    request, timeout_s = build_request("hi", dict.fromkeys(GenerateOptions.__annotations__))
+    assert (request, timeout_s) == (inference_pb2.GenerateRequest(prompt="hi"), None)
+
+
+def test_one_stop_string_needs_no_list():
+    request, _ = build_request("hi", {"stop": "END"})
+    assert list(request.sampling.stop) == ["END"]
