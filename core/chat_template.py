@@ -22,6 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from core.errors import InvalidArgument, StartupError
 from core.model_folder import read_json
 
+_MAX_REASON_CHARS = 200
+
 
 @dataclass(frozen=True)
 class ChatMessage:
@@ -65,8 +67,10 @@ class ChatTemplate:
                 **self._special_tokens,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
+            # A template's own words may quote the message at any length.
+            reason = str(error)[:_MAX_REASON_CHARS]
             raise InvalidArgument(
-                f"messages: the model's chat template refuses them: {error}", field="messages"
+                f"messages: the model's chat template refuses them: {reason}", field="messages"
             ) from error
 
 

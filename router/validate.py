@@ -19,6 +19,7 @@ from core.model_folder import DefaultSampling
 from core.rpc import MAX_REQUEST_BYTES
 from core.sampling import SamplingParams
 
+MAX_MESSAGES = 4096
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
@@ -69,7 +70,7 @@ def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
             f"{limits.served_name!r}",
             field="model",
         )
-    field = _check_input(request, limits.vocab_size)
+    field = _check_input(request, limits)
     num_bytes = request.ByteSize()
     if num_bytes > MAX_REQUEST_BYTES:
         raise InvalidArgument(
@@ -90,15 +91,10 @@ def complete_request(
     field = input_field(request)
     if num_prompt == 0:
         raise InvalidArgument(f"{field} is empty: it has no tokens", field=field)
+    _check_prompt_length(field, num_prompt, limits.max_model_len)
+    # A tokenizer may know more tokens than the model has embeddings.
+    _check_token_ids(field, prompt_token_ids, limits.vocab_size)
     room = limits.max_model_len - num_prompt
-    if room < 1:
-        raise InvalidArgument(
-            # Of a text that is much too long only a part has been counted.
-            f"{field} has {num_prompt} tokens or more; the limit is {limits.max_model_len - 1}, "
-            f"so that an output token fits into the context length {limits.max_model_len} "
-            "(the model's, or as much as the KV pool holds)",
-            field=field,
-        )
     given = request.sampling
     if given.HasField("max_tokens") and given.max_tokens > room:
         raise InvalidArgument(
@@ -171,8 +167,20 @@ def _given_inputs(request: inference_pb2.GenerateRequest) -> list[str]:
     return [field for field, value in is_given.items() if value]
 
 
-def _check_input(request: inference_pb2.GenerateRequest, vocab_size: int) -> str:
-    """Exactly one input, not empty, of known tokens. Returns its field."""
+def _check_prompt_length(field: str, num_prompt: int, max_model_len: int) -> None:
+    if num_prompt < max_model_len:
+        return
+    raise InvalidArgument(
+        # Of a text that is much too long only a part has been counted.
+        f"{field} has {num_prompt} tokens or more; the limit is {max_model_len - 1}, "
+        f"so that an output token fits into the context length {max_model_len} "
+        "(the model's, or as much as the KV pool holds)",
+        field=field,
+    )
+
+
+def _check_input(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> str:
+    """Exactly one input, not empty and not hopelessly long. Returns its field."""
     given = _given_inputs(request)
     if len(given) != 1:
         raise InvalidArgument(
@@ -188,11 +196,15 @@ def _check_input(request: inference_pb2.GenerateRequest, vocab_size: int) -> str
     if field == "token_ids":
         if not request.token_ids.ids:
             raise InvalidArgument("token_ids is empty; it needs at least 1 id", field=field)
-        _check_token_ids(field, request.token_ids.ids, vocab_size)
+        _check_prompt_length(field, len(request.token_ids.ids), limits.max_model_len)
     return field
 
 
 def _check_messages(messages: Sequence[inference_pb2.ChatMessage]) -> None:
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidArgument(
+            f"messages has {len(messages)} entries; the limit is {MAX_MESSAGES}", field="messages"
+        )
     for index, message in enumerate(messages):
         if not message.role:
             raise InvalidArgument(f"messages[{index}].role is empty", field="messages")

@@ -106,6 +106,15 @@ async def test_a_template_that_refuses_becomes_an_invalid_argument(folder):
     assert caught.value.field == "messages"
 
 
+async def test_a_refusal_that_quotes_a_long_message_is_short(folder):
+    rewrite_tokenizer_config(
+        folder, chat_template="{{ raise_exception('bad: ' + messages[0]['content']) }}"
+    )
+    with pytest.raises(InvalidArgument, match="bad: xxx") as caught:
+        await chat_text(folder, "x" * 100_000)
+    assert len(caught.value.message) < 300
+
+
 async def test_a_template_cannot_reach_into_python(folder):
     rewrite_tokenizer_config(folder, chat_template="{{ messages.__class__.__mro__ }}")
     with pytest.raises(InvalidArgument, match="unsafe"):

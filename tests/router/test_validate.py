@@ -32,7 +32,8 @@ def refusal(wrong, num_prompt=None):
     """The error for a request, checked as far as needed."""
     with pytest.raises(InvalidArgument) as caught:
         check_request(wrong, LIMITS)
-        complete_request(wrong, [5] * (num_prompt or 3), LIMITS, drawn_seed=9)
+        token_ids = list(wrong.token_ids.ids) or [5] * (num_prompt or 3)
+        complete_request(wrong, token_ids, LIMITS, drawn_seed=9)
     return caught.value
 
 
@@ -94,6 +95,26 @@ def test_a_token_id_outside_the_vocabulary_is_named_with_its_place(token_id):
     error = refusal(wrong)
     assert error.field == "token_ids"
     assert f"token_ids[1] is {token_id}, outside the vocabulary" in error.message
+
+
+def test_a_text_with_tokens_that_the_model_lacks_is_refused():
+    with pytest.raises(InvalidArgument, match=r"prompt\[1\] is 100, outside the vocabulary"):
+        complete_request(request(), [5, 100], LIMITS, drawn_seed=9)
+
+
+def test_too_many_token_ids_are_counted_but_not_looked_at():
+    wrong = inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[-1] * 32))
+    with pytest.raises(InvalidArgument, match="token_ids has 32 tokens or more; the limit is 31"):
+        check_request(wrong, LIMITS)
+
+
+def test_too_many_messages_are_refused():
+    messages = [inference_pb2.ChatMessage(role="user")] * 4097
+    error = refusal(inference_pb2.GenerateRequest(messages=messages))
+    assert (error.field, error.message) == (
+        "messages",
+        "messages has 4097 entries; the limit is 4096",
+    )
 
 
 @pytest.mark.parametrize(
