@@ -8,7 +8,7 @@ import sys
 import uuid
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
-from core.model_folder import ModelFolder, resolve_model
+from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
 from core.registry import Registry, connect_redis
 from core.rpc import RpcServer, wait_for_stop_signal
@@ -42,7 +42,12 @@ class Router:
         self._is_ready = asyncio.Event()
         self._pool = WorkerPool(
             Registry(self._redis),
-            PoolConfig(router_id, settings.worker_silence_s, settings.worker_poll_s),
+            PoolConfig(
+                router_id,
+                settings.worker_silence_s,
+                settings.worker_poll_s,
+                model=_digest(folder),
+            ),
         )
         hints = PrefixHints(PrefixIndexReader(self._redis))
         generation = Generation(
@@ -105,6 +110,12 @@ async def serve(settings: RouterSettings) -> None:
         await stop
     finally:
         await router.stop()
+
+
+def _digest(folder: ModelFolder) -> str | None:
+    """The model's identity as its workers publish it; it takes weights to tell."""
+    has_weights = any(folder.path.glob("*.safetensors"))
+    return model_digest(folder.path) if has_weights else None
 
 
 def _model_limits(folder: ModelFolder, served_name: str | None) -> ModelLimits:

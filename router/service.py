@@ -73,7 +73,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             workers=workers,
             router=inference_pb2.RouterStatus(
                 num_requests=self._table.num_running,
-                redis_ok=pool.is_registry_ok,
+                redis_ok=bool(pool.is_registry_ok),
                 model=self._shared.limits.served_name,
                 pid=os.getpid(),
             ),

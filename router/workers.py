@@ -23,9 +23,12 @@ _FORGET_AFTER_S = 30.0
 
 @dataclass(frozen=True)
 class PoolConfig:
+    """`model`: digest of the model that the workers must have; None if it is not known."""
+
     router_id: str
     silence_s: float
     poll_s: float
+    model: str | None = None
 
 
 class WorkerPool:
@@ -39,7 +42,8 @@ class WorkerPool:
         self._changed = asyncio.Event()
         self._reported_unfit: set[tuple[str, int]] = set()
         self.fingerprint: types_pb2.Fingerprint | None = None
-        self.is_registry_ok = False
+        self.is_registry_ok: bool | None = None
+        """None before the registry has been asked."""
 
     @property
     def links(self) -> list[WorkerLink]:
@@ -89,22 +93,33 @@ class WorkerPool:
         try:
             records = await self._registry.list()
         except Unavailable as error:
-            if self.is_registry_ok:
+            if self.is_registry_ok is not False:
                 event(logger, logging.WARNING, "registry_away", error=error.message)
             self.is_registry_ok = False
             return
         if not self.is_registry_ok:
             event(logger, logging.INFO, "registry_reached", num_workers=len(records))
         self.is_registry_ok = True
-        for record in records:
+        own = [record for record in records if self._has_our_model(record)]
+        for record in own:
             self._meet(record)
-        self._forget_gone({record.worker_id for record in records})
+        self._forget_gone({record.worker_id for record in own})
+
+    def _has_our_model(self, record: types_pb2.WorkerRecord) -> bool:
+        """Workers of other models in the same Redis belong to other routers."""
+        has_it = self._config.model in (None, record.fingerprint.model)
+        if not has_it:
+            self._report_once(record, "it serves another model than this router")
+        return has_it
 
     def _meet(self, record: types_pb2.WorkerRecord) -> None:
         known = self._links.get(record.worker_id)
         if known is not None and known.epoch == record.epoch:
             if not known.is_attached:
                 known.state = record.state
+            return
+        if known is not None and known.is_attached and record.epoch < known.epoch:
+            self._report_once(record, "a later life of it is attached")
             return
         if known is not None:
             self._drop(known)
@@ -142,17 +157,21 @@ class WorkerPool:
 
     def _report_unfit(self, ready: Iterable[WorkerLink], chosen: types_pb2.Fingerprint) -> None:
         for link in ready:
-            life = (link.worker_id, link.epoch)
             differences = mismatches(chosen, link.record.fingerprint)
-            if differences and life not in self._reported_unfit:
-                self._reported_unfit.add(life)
-                event(
-                    logger,
-                    logging.ERROR,
-                    "worker_not_used",
-                    worker_id=link.worker_id,
-                    reason=f"fingerprint differs: {'; '.join(differences)}",
-                )
+            if differences:
+                self._report_once(link.record, f"fingerprint differs: {'; '.join(differences)}")
+
+    def _report_once(self, record: types_pb2.WorkerRecord, reason: str) -> None:
+        life = (record.worker_id, record.epoch)
+        if life not in self._reported_unfit:
+            self._reported_unfit.add(life)
+            event(
+                logger,
+                logging.ERROR,
+                "worker_not_used",
+                worker_id=record.worker_id,
+                reason=reason,
+            )
 
 
 def choose_fingerprint(

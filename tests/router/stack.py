@@ -17,7 +17,7 @@ from core.rpc import open_channel
 from router.app import Router
 from router.settings import RouterSettings
 from tests.model_folder import EOS_TOKEN_ID, byte_tokenizer, write_model_folder
-from tests.router.fakes import FakeWorker, Script
+from tests.router.fakes import FINGERPRINT, FakeWorker, Script
 
 REPLY = [*byte_tokenizer().encode("Paris, of course.").ids, EOS_TOKEN_ID]
 
@@ -69,6 +69,7 @@ async def stack(
     script: Script | None = None,
     num_prefill: int = 1,
     num_decode: int = 1,
+    fingerprint: types_pb2.Fingerprint = FINGERPRINT,
     **settings: object,
 ) -> AsyncIterator[Stack]:
     """Starts everything and waits until the router is ready."""
@@ -83,6 +84,7 @@ async def stack(
         FakeWorker(f"decode-{index}", types_pb2.ROLE_DECODE, script) for index in range(num_decode)
     ]
     for worker in (*prefills, *decodes):
+        worker.record.fingerprint.CopyFrom(fingerprint)
         await worker.start(registry)
     defaults = {"port": 0, "worker_poll_s": 0.05, "worker_silence_s": 1.0}
     router = Router(

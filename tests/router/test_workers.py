@@ -8,10 +8,14 @@ from baton.v1 import inference_pb2, types_pb2
 from core.errors import Unavailable
 from core.fingerprint import hash_scope
 from core.hashing import block_hashes
+from core.model_folder import model_digest
 from core.prefix_index import PrefixIndexWriter
+from core.registry import Registry
+from router.app import Router
+from router.settings import RouterSettings
 from router.workers import choose_fingerprint
-from tests.model_folder import byte_tokenizer
-from tests.router.fakes import FINGERPRINT, FakeWorker
+from tests.model_folder import byte_tokenizer, write_model_folder
+from tests.router.fakes import FINGERPRINT, FakeWorker, Script
 from tests.router.stack import prompt, stack, wait_for
 
 PREFILL, DECODE = types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE
@@ -108,6 +112,52 @@ async def test_a_worker_with_another_fingerprint_is_not_used(serve, caplog):
         assert "dtype: own 'float32', peer 'bfloat16'" in caplog.text
         assert caplog.text.count("worker_not_used") == 1
         await other.stop()
+
+
+async def test_workers_of_another_model_are_none_of_the_routers_business(
+    tmp_path, redis_server, redis, caplog
+):
+    folder = write_model_folder(tmp_path / "tiny")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    stranger = FakeWorker("stranger", DECODE, Script(reply=[]))
+    await stranger.start(Registry(redis))
+    ours = types_pb2.Fingerprint()
+    ours.CopyFrom(FINGERPRINT)
+    ours.model = model_digest(folder)
+    async with stack(folder, redis_server.url, fingerprint=ours) as s:
+        assert await statuses(s) == {
+            "prefill-0": "WORKER_STATE_READY",
+            "decode-0": "WORKER_STATE_READY",
+        }
+        for worker in (*s.prefills, *s.decodes):
+            await worker.stop()
+        with pytest.raises(Unavailable, match="worker is ready"):
+            await s.ask(prompt())
+    assert caplog.text.count("worker_id=stranger reason=it serves another model") == 1
+    await stranger.stop()
+
+
+async def test_a_former_life_that_still_publishes_does_not_replace_the_attached_one(serve, caplog):
+    async with serve() as s:
+        zombie = FakeWorker("decode-0", DECODE, s.script)
+        zombie.record.epoch = 0
+        await zombie.start(s.registry)
+        await wait_for(lambda: "a later life of it is attached" in caplog.text)
+        assert (await s.ask(prompt())).text == "Paris, of course."
+        assert zombie.dispatches == []
+        await zombie.stop()
+
+
+async def test_a_redis_that_was_never_there_is_reported(redis_server, caplog, tmp_path):
+    redis_server.kill()
+    router = Router(
+        RouterSettings(
+            model=str(write_model_folder(tmp_path / "tiny")), redis_url=redis_server.url, port=0
+        )
+    )
+    await router.start()
+    await wait_for(lambda: "registry_away" in caplog.text)
+    await router.stop()
 
 
 async def test_the_worker_with_the_longest_held_prefix_gets_the_prompt(serve, redis):
