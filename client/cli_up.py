@@ -132,8 +132,8 @@ async def _serve_ready(
     stack: Stack, plan: LaunchPlan, ready: ReadyStack, question: str | None, once: bool
 ) -> int:
     print(
-        f"ready grpc={ready.address} prefill={plan.num_prefill} decode={plan.num_decode} "
-        f"model={ready.model}",
+        f"ready grpc={ready.address} prefill={len(plan.prefill_ids)} "
+        f"decode={len(plan.decode_ids)} model={ready.model}",
         flush=True,
     )
     if question is not None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import sys
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,22 +46,25 @@ class LaunchPlan:
 
     router: ProcessSpec
     others: tuple[ProcessSpec, ...]
-    num_prefill: int
-    num_decode: int
+    prefill_ids: tuple[str, ...]
+    decode_ids: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
     @property
-    def num_workers(self) -> int:
-        return self.num_prefill + self.num_decode
+    def worker_ids(self) -> frozenset[str]:
+        return frozenset((*self.prefill_ids, *self.decode_ids))
 
 
 def make_plan(config: UpConfig, run_dir: Path) -> LaunchPlan:
     """Decides everything that `config` leaves open. Raises StartupError without a Redis."""
     others: list[ProcessSpec] = []
     redis_url = config.redis_url
+    # In a Redis that others use too, their workers have the same numbers.
+    suffix = f"-{uuid.uuid4().hex[:6]}"
     if redis_url is None:
         redis, redis_url = redis_process(run_dir)
         others.append(redis)
+        suffix = ""
     notes: list[str] = []
     kv_transport = config.kv_transport
     if kv_transport is None:
@@ -71,21 +75,24 @@ def make_plan(config: UpConfig, run_dir: Path) -> LaunchPlan:
     threads = config.threads_per_worker or default_threads(config.num_prefill + config.num_decode)
     worker = [*shared, "--kv-transport", kv_transport, "--threads", str(threads)]
     worker += config.worker_args
+    ids: dict[str, list[str]] = {"prefill": [], "decode": []}
     for role, count, role_args in (
         ("prefill", config.num_prefill, config.prefill_args),
         ("decode", config.num_decode, config.decode_args),
     ):
         for index in range(count):
-            own = ["--worker-id", f"{role}-{index}", *worker, *role_args]
-            others.append(_service(f"{role}-{index}", f"{role}_svc", own))
+            name = f"{role}-{index}"
+            ids[role].append(name + suffix)
+            own = ["--worker-id", name + suffix, *worker, *role_args]
+            others.append(_service(name, f"{role}_svc", own))
     router = [*shared, "--host", config.host, "--port", str(config.port)]
     if config.served_model_name is not None:
         router += ["--served-model-name", config.served_model_name]
     return LaunchPlan(
         router=_service("router", "router", [*router, *config.router_args]),
         others=tuple(others),
-        num_prefill=config.num_prefill,
-        num_decode=config.num_decode,
+        prefill_ids=tuple(ids["prefill"]),
+        decode_ids=tuple(ids["decode"]),
         notes=tuple(notes),
     )
 

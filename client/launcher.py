@@ -95,8 +95,12 @@ class Stack:
                 except Unavailable:
                     pass  # dies or comes: its process tells which
                 else:
-                    states = [worker.state for worker in status.workers]
-                    if states.count(types_pb2.WORKER_STATE_READY) >= self._plan.num_workers:
+                    is_ready = {
+                        worker.id
+                        for worker in status.workers
+                        if worker.state == types_pb2.WORKER_STATE_READY
+                    }
+                    if self._plan.worker_ids <= is_ready:
                         return ReadyStack(address, status.router.model)
                 await asyncio.sleep(_POLL_INTERVAL_S)
 

@@ -19,6 +19,6 @@ def fake_plan(router: list[str] | None = None, *workers: list[str]) -> LaunchPla
     return LaunchPlan(
         router=fake_service("router", *(router or ["--router-of", str(len(workers))])),
         others=tuple(specs),
-        num_prefill=len(workers),
-        num_decode=0,
+        prefill_ids=tuple(f"worker-{index}" for index in range(len(workers))),
+        decode_ids=(),
     )

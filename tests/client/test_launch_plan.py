@@ -34,6 +34,15 @@ def test_a_given_redis_is_used_and_none_is_started(tmp_path):
     assert flag(plan.router.argv, "--redis-url") == "redis://other:1/0"
 
 
+def test_workers_of_two_stacks_in_one_redis_have_different_ids(tmp_path):
+    config = UpConfig(model="/m", redis_url="redis://other:1/0", num_decode=2)
+    one, other = make_plan(config, tmp_path), make_plan(config, tmp_path)
+    assert flag(one.others[2].argv, "--worker-id") == one.decode_ids[1]
+    assert one.decode_ids[1].startswith("decode-1-")
+    assert len(one.worker_ids) == 3
+    assert not one.worker_ids & other.worker_ids
+
+
 def test_flags_reach_the_role_that_they_are_meant_for(tmp_path):
     config = UpConfig(
         model="/m",
