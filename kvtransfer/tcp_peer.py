@@ -84,11 +84,13 @@ class TcpPeer:
             failure = None
         except OSError as error:
             failure = f"reading from {self._descriptor.agent}: {error}"
-            self._drop()
             self.is_usable = self.is_usable and pull.is_aborted
         finally:
             with self._lock:
                 self._reading = None
+        if failure is not None or pull.is_aborted:
+            # An abort may have cut the connection although the last byte had come by then.
+            self._drop()
         pull.settle(failure)
 
     def _read(self, pull: ThreadPull) -> None:

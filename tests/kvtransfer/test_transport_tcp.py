@@ -10,12 +10,15 @@ import pytest
 from baton.v1 import kv_transfer_pb2
 from core.errors import StartupError, TransferError
 from kvtransfer import nixl_library
-from kvtransfer.base import BlockPart, MemoryRegion
-from kvtransfer.local_peer import LOOPBACK, HostPool, block_content
+from kvtransfer.base import BlockCopy, BlockPart, MemoryRegion
+from kvtransfer.local_peer import LOOPBACK, HostPool, block_content, local_peer
+from kvtransfer.pulls import ThreadPull
 from kvtransfer.select import make_transport
 from kvtransfer.tcp_frames import ACCEPTED, receive_into, runs, send_frame
+from kvtransfer.tcp_peer import TcpPeer
 from kvtransfer.tcp_server import TcpServer
 from kvtransfer.tcp_transport import TcpTransport
+from tests.kvtransfer.readers import SHAPE, Reader, promptly, started
 
 BLOCK_BYTES = 64
 
@@ -100,6 +103,26 @@ def test_runs_join_neighbours_and_are_cut_at_a_mebibyte() -> None:
 
 def test_runs_of_parts_stay_apart() -> None:
     assert list(runs([5, 6], 100, BlockPart(10, 80))) == [(510, 80), (610, 80)]
+
+
+async def test_an_abort_at_the_last_byte_does_not_spoil_the_next_pull(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = TcpPeer._read
+
+    def read_and_abort(peer: TcpPeer, pull: ThreadPull) -> None:
+        read(peer, pull)
+        pull.is_aborted = True
+        peer.abort(pull)
+
+    reader = Reader("tcp")
+    with local_peer("tcp", "p@1", SHAPE, seed=100) as peer:
+        async with started(reader, peer) as transport:
+            with monkeypatch.context() as patch:
+                patch.setattr(TcpPeer, "_read", read_and_abort)
+                await promptly(transport.pull("p@1", [BlockCopy(0, 0)]).settled())
+            await promptly(transport.pull("p@1", [BlockCopy(3, 1)]).done())
+    assert reader.holds(1, 100, 3)
 
 
 async def test_tcp_refuses_device_memory() -> None:
