@@ -28,7 +28,7 @@ async def stack_of(tmp_path, router=None, *workers):
 
 async def eventually(condition):
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (it looks at processes, which set no event)
+        while not condition():
             await asyncio.sleep(0.02)
 
 
