@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from core.errors import TransferError
 from engine.block_pool import BlockPool
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, SequenceKey
@@ -32,8 +33,11 @@ class Room:
     async def take(self, sequence: Sequence, hashes: Callable[[], list[bytes]]) -> None:
         """Waits until the sequence has an import in the table, which then owns its blocks.
 
-        Several callers may wait for one sequence. Raises CancelledError after `withdraw`.
+        Several callers may wait for one sequence. Raises CancelledError after `withdraw`, and
+        TransferError when its import has ended: a late repetition of the question.
         """
+        if self._imports.has_ended(sequence.key):
+            raise TransferError(f"{sequence.key[0]} attempt {sequence.key[1]} had its room")
         if self._imports.get(sequence.key) is not None:
             return
         entry = self._waiting.get(sequence.key)

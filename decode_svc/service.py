@@ -153,9 +153,12 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
                     await self._verify(request, news)
                 if news.message.is_last:
                     break
-            if not await self._release(request):
-                raise TransferError("the lease of the exported blocks was over before the read")
-        self._commit(request, news.message)
+            self._imports.begin_release(request.key)
+            lease_held = await self._release(request)
+        block_table = self._imports.commit(request.key, lease_held)
+        if block_table is None:
+            raise TransferError("the lease of the exported blocks was over before the read")
+        self._commit(request, news.message, block_table)
 
     async def _pull(self, request: _Request, news: _News) -> None:
         began_at = self._host.clock()
@@ -168,7 +171,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
             self._imports.abort(request.key)
             self._host.tasks.start(self._settle(request.key, pull))
             raise
-        self._imports.end_read(request.key)
+        self._imports.end_read(request.key, len(news.copies))
         block_bytes = self._host.engine.kv_cache.block_bytes
         part = news.part or BlockPart(0, block_bytes)
         elapsed_s = self._host.clock() - began_at
@@ -194,7 +197,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
     async def _settle(self, key: ImportKey, pull: Pull) -> None:
         """Frees quarantined blocks once nothing can land in them."""
         await pull.settled()
-        self._imports.end_read(key)
+        self._imports.end_read(key, 0)
         self.on_room()
 
     async def _release(self, request: _Request, first_damaged: int | None = None) -> bool:
@@ -229,12 +232,14 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
                 # Whether the lease held is what the release answers.
                 event(logger, logging.DEBUG, "renew_failed", error=failure.code())
 
-    def _commit(self, request: _Request, news: kv_transfer_pb2.AnnounceRequest) -> None:
+    def _commit(
+        self, request: _Request, news: kv_transfer_pb2.AnnounceRequest, block_table: list[int]
+    ) -> None:
         """The KV is here and right: from now on the sequence owns the blocks."""
         sequence = request.sequence
         sequence.num_computed_tokens = sequence.num_tokens
         sequence.output_token_ids.append(news.first_token_id)
-        sequence.block_table = self._imports.commit(request.key)
+        sequence.block_table = block_table
         self._host.loop.add_computed(sequence)
         output = worker_pb2.SequenceOutput(
             request_id=request.key[0],
@@ -249,10 +254,12 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
 
     # ImportPolicy: what prefill says
 
-    async def grant(self, key: ImportKey, prefill_epoch: int) -> kv_transfer_pb2.GrantReply:
+    async def grant(
+        self, key: ImportKey, prefill_epoch: int, decode_epoch: int
+    ) -> kv_transfer_pb2.GrantReply:
         request = self._require(key)
-        if request.peer.epoch != prefill_epoch:
-            raise Unavailable(f"{request.peer.worker_id} is not the life this was sent to")
+        if (request.peer.epoch, self._host.identity.epoch) != (prefill_epoch, decode_epoch):
+            raise Unavailable("one of the two workers has restarted since the dispatch")
         try:
             await self._room.take(request.sequence, lambda: self._hashes(request.sequence))
         except asyncio.CancelledError:
@@ -366,7 +373,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         self._host.loop.wake()
 
     def reap(self) -> None:
-        for key in self._imports.expired():
+        for key in self._imports.reap():
             event(logger, logging.WARNING, "import_expired", request_id=key[0])
             self._requests.fail(key, Unavailable("nothing was heard from prefill in time"))
         self._requests.forget_old()

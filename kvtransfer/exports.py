@@ -78,7 +78,8 @@ class ExportTable:
 
     def open(self, key: ExportKey) -> None:
         """Begins an export. The key must be new."""
-        assert key not in self._exports, f"export {key} opened twice"
+        is_new = key not in self._exports and key not in self._ended
+        assert is_new, f"export {key} opened twice"
         self._exports[key] = Export(key, expires_at=self._clock() + self._config.pin_s)
 
     def pin(self, key: ExportKey, block_ids: list[int]) -> None:

@@ -1,12 +1,18 @@
 """The decode side of a hand-off: room granted, blocks pulled, and then owned by a sequence.
 
-    GRANTED → PULLING → COMMITTED
-                      → ABORTING (quarantined until the read has settled) → gone
+    GRANTED → PULLING → RELEASING → COMMITTED
+        any of these → ABORTING (quarantined until the reads have settled) → gone
 
 Plain bookkeeping: no I/O, no clock of its own; blocks are numbers. An import owns one
 reference of every block in `block_table` until `commit` hands them to the sequence or an
 abort frees them. A given-up read may still write: its destination blocks are quarantined,
 without an expiry, until the transport says that it has settled.
+
+A commit needs all three: every block is announced, every announced block is read, and prefill
+answered a question asked *after* that with "the lease held". RELEASING is that question.
+
+A key is granted once in the life of a worker: a repeated grant of an attempt that is over
+would read from blocks which prefill has released, and get its old answer.
 """
 
 from __future__ import annotations
@@ -25,6 +31,8 @@ ImportKey = tuple[str, int]
 class ImportState(enum.Enum):
     GRANTED = "granted"
     PULLING = "pulling"
+    RELEASING = "releasing"
+    """Everything is in place; prefill is asked whether the lease held."""
     ABORTING = "aborting"
 
 
@@ -44,6 +52,8 @@ class Import:
     part_end: int = 0
     """Bytes of each of them that are announced."""
     is_fully_announced: bool = False
+    num_unread: int = 0
+    """Copies that were announced and are not in place yet."""
     num_reads: int = 0
     """Reads that have begun and not settled."""
 
@@ -90,6 +100,8 @@ class ImportTable:
         self._clock = clock
         self._pool = pool
         self._imports: dict[ImportKey, Import] = {}
+        self._ended: dict[ImportKey, float] = {}
+        """Imports that are gone, and when they may be forgotten; the oldest first."""
 
     @property
     def num_open(self) -> int:
@@ -98,9 +110,15 @@ class ImportTable:
     def get(self, key: ImportKey) -> Import | None:
         return self._imports.get(key)
 
+    def has_ended(self, key: ImportKey) -> bool:
+        """Whether it was committed or given up, so that it must not be granted again."""
+        entry = self._imports.get(key)
+        return key in self._ended if entry is None else entry.state is ImportState.ABORTING
+
     def grant(self, key: ImportKey, held: list[int], fresh: list[int]) -> Import:
         """Begins an import that owns these blocks. The key must be new."""
-        assert key not in self._imports, f"import {key} granted twice"
+        is_new = key not in self._imports and key not in self._ended
+        assert is_new, f"import {key} granted twice"
         entry = Import(key, held, fresh, self._clock() + self._timeout_s)
         self._imports[key] = entry
         return entry
@@ -149,6 +167,7 @@ class ImportTable:
         entry.num_announced += len(news.block_ids) if is_whole else 0
         entry.part_blocks = 0 if is_whole else len(news.block_ids)
         entry.part_end = 0 if is_whole else part_end
+        entry.num_unread += len(news.block_ids)
         entry.is_fully_announced = news.is_last
         entry.expires_at = self._clock() + self._timeout_s
         return [BlockCopy(*pair) for pair in zip(news.block_ids, destinations, strict=True)]
@@ -156,23 +175,42 @@ class ImportTable:
     def begin_read(self, key: ImportKey) -> None:
         """A read into this import's blocks is about to be issued."""
         entry = self._imports[key]
+        assert entry.state is not ImportState.ABORTING, f"import {key} was given up"
         entry.state = ImportState.PULLING
         entry.num_reads += 1
 
-    def end_read(self, key: ImportKey) -> None:
-        """That read has settled. Frees the blocks when the import was waiting for it."""
+    def end_read(self, key: ImportKey, num_copies: int) -> None:
+        """That read has settled with so many copies in place: all of its own, or 0 if it failed.
+
+        Frees the blocks when the import was given up and this was its last read.
+        """
         entry = self._imports[key]
         entry.num_reads -= 1
+        entry.num_unread -= num_copies
+        assert entry.num_reads >= 0 and entry.num_unread >= 0, f"import {key} read too much"
         if entry.state is ImportState.ABORTING and entry.num_reads == 0:
-            del self._imports[key]
+            self._end(entry)
             self._pool.settle(entry.fresh)
 
-    def commit(self, key: ImportKey) -> list[int]:
-        """Everything is read and the lease held: the block table, whose owner the caller is."""
+    def begin_release(self, key: ImportKey) -> None:
+        """Everything is read: prefill is about to be asked whether the lease held."""
         entry = self._imports[key]
-        assert entry.is_fully_announced and entry.num_reads == 0, f"import {key} is incomplete"
         assert entry.state is not ImportState.ABORTING, f"import {key} was given up"
-        del self._imports[key]
+        is_complete = entry.is_fully_announced and entry.num_unread == entry.num_reads == 0
+        assert is_complete, f"import {key} is incomplete"
+        entry.state = ImportState.RELEASING
+
+    def commit(self, key: ImportKey, lease_held: bool) -> list[int] | None:
+        """Takes prefill's answer: the block table, whose owner the caller is from now on.
+
+        None when the lease did not hold: what was read may be anything, and is given up.
+        """
+        entry = self._imports[key]
+        assert entry.state is ImportState.RELEASING, f"import {key} was not released"
+        if not lease_held:
+            self.abort(key)
+            return None
+        self._end(entry)
         return entry.block_table
 
     def abort(self, key: ImportKey) -> None:
@@ -182,17 +220,27 @@ class ImportTable:
             return
         self._pool.release(entry.held)
         if entry.num_reads == 0:
-            del self._imports[key]
+            self._end(entry)
             self._pool.release(entry.fresh)
             return
         entry.state = ImportState.ABORTING
         self._pool.quarantine(entry.fresh)
 
-    def expired(self) -> list[ImportKey]:
-        """Imports from whose prefill nothing was heard in time; the caller aborts them."""
+    def reap(self) -> list[ImportKey]:
+        """Gives up every import from whose prefill nothing was heard in time; returns them."""
         now = self._clock()
-        return [
+        silent = [
             entry.key
             for entry in self._imports.values()
             if entry.state is not ImportState.ABORTING and now > entry.expires_at
         ]
+        for key in silent:
+            self.abort(key)
+        return silent
+
+    def _end(self, entry: Import) -> None:
+        del self._imports[entry.key]
+        now = self._clock()
+        while self._ended and next(iter(self._ended.values())) < now:
+            del self._ended[next(iter(self._ended))]
+        self._ended[entry.key] = now + self._timeout_s

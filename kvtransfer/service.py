@@ -66,8 +66,13 @@ class ExportService(kv_transfer_pb2_grpc.KvExportServicer):
 class ImportPolicy(Protocol):
     """What the decode service decides."""
 
-    async def grant(self, key: ImportKey, prefill_epoch: int) -> kv_transfer_pb2.GrantReply:
-        """Waits for room."""
+    async def grant(
+        self, key: ImportKey, prefill_epoch: int, decode_epoch: int
+    ) -> kv_transfer_pb2.GrantReply:
+        """Waits for room.
+
+        Refuses when either worker is not in the life that the dispatch named.
+        """
 
     def announce(self, request: kv_transfer_pb2.AnnounceRequest) -> None:
         """Starts reading what was announced."""
@@ -86,7 +91,7 @@ class ImportService(kv_transfer_pb2_grpc.KvImportServicer):
         self, request: kv_transfer_pb2.GrantRequest, context: Any
     ) -> kv_transfer_pb2.GrantReply:
         key = (request.request_id, request.attempt)
-        return await self._policy.grant(key, request.prefill_epoch)
+        return await self._policy.grant(key, request.prefill_epoch, request.decode_epoch)
 
     async def Announce(
         self, request: kv_transfer_pb2.AnnounceRequest, context: Any

@@ -154,6 +154,7 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
             attempt=prompt.key[1],
             prefill_worker=self._host.identity.worker_id,
             prefill_epoch=self._host.identity.epoch,
+            decode_epoch=prompt.decode.epoch,
         )
         prompt.is_known_to_decode = True
         timeout_s = prompt.dispatch.timeout_s or None

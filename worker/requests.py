@@ -19,7 +19,8 @@ from worker.outputs import OutputHub
 RequestKey = tuple[str, int]
 """(request_id, attempt)."""
 
-REMEMBER_ABORTS_S = 60.0
+REMEMBER_S = 60.0
+"""How long what has ended is known as such; no message is on its way for longer."""
 
 
 def key_of(dispatch: worker_pb2.Dispatch) -> RequestKey:
@@ -48,11 +49,15 @@ class RequestTable(Generic[State]):
         self._entries: dict[RequestKey, _Entry[State]] = {}
         self._aborted_early: dict[RequestKey, float] = {}
         """Aborts that came before their dispatch, and when they may be forgotten."""
+        self._ended: dict[RequestKey, float] = {}
+        """Requests that ran, and when they may be forgotten."""
 
     def get(self, key: RequestKey) -> State | None:
         """The state of a running request."""
         entry = self._entries.get(key)
-        return entry.state if entry is not None else None
+        # The entry outlives its task by a turn of the event loop; what is begun for a request
+        # whose `finally` has run would be nobody's.
+        return entry.state if entry is not None and not entry.task.done() else None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -60,17 +65,21 @@ class RequestTable(Generic[State]):
     def start(self, dispatch: worker_pb2.Dispatch, state: State, work: Work[State]) -> None:
         """Runs `work(state)` until it ends, fails, is aborted or the dispatch's time is over.
 
-        A failure is published to the dispatch's router. A repeated dispatch starts nothing.
-        Raises Cancelled when it was aborted already.
+        A failure is published to the dispatch's router. A repeated dispatch starts nothing,
+        also when the request has ended. Raises Cancelled when it was aborted already.
         """
         key = key_of(dispatch)
-        if key in self._entries:
+        if key in self._entries or key in self._ended:
             return
         if self._aborted_early.pop(key, None) is not None:
             raise Cancelled("the request was aborted before it arrived")
         task = self._tasks.start(self._run(dispatch, state, work))
         self._entries[key] = _Entry(dispatch, state, task)
-        task.add_done_callback(lambda _: self._entries.pop(key))
+        task.add_done_callback(lambda _: self._note_end(key))
+
+    def _note_end(self, key: RequestKey) -> None:
+        del self._entries[key]
+        self._ended[key] = self._clock() + REMEMBER_S
 
     async def _run(self, dispatch: worker_pb2.Dispatch, state: State, work: Work[State]) -> None:
         try:
@@ -106,7 +115,7 @@ class RequestTable(Generic[State]):
         """Ends a request; False when it is unknown, which is remembered for a while."""
         entry = self._entries.get(key)
         if entry is None:
-            self._aborted_early[key] = self._clock() + REMEMBER_ABORTS_S
+            self._aborted_early[key] = self._clock() + REMEMBER_S
             return False
         entry.task.cancel()
         return True
@@ -121,3 +130,4 @@ class RequestTable(Generic[State]):
         """Drops what is remembered only for a while."""
         now = self._clock()
         self._aborted_early = {k: t for k, t in self._aborted_early.items() if t > now}
+        self._ended = {k: t for k, t in self._ended.items() if t > now}

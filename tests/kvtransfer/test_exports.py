@@ -111,6 +111,13 @@ def test_pinning_after_the_end_takes_no_reference(bench: Bench) -> None:
     assert bench.pinned == []
 
 
+def test_a_key_is_exported_once(bench: Bench) -> None:
+    bench.announce()
+    bench.table.release(KEY)
+    with pytest.raises(AssertionError, match="opened twice"):
+        bench.table.open(KEY)
+
+
 def test_old_answers_are_forgotten(bench: Bench) -> None:
     bench.announce()
     bench.table.release(KEY)

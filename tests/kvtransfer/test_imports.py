@@ -40,6 +40,14 @@ class Bench:
         news = Announcement(sequence, first, blocks, is_last, BlockPart(*part) if part else None)
         return self.table.announce(KEY, news)
 
+    def read(self, num_copies: int) -> None:
+        self.table.begin_read(KEY)
+        self.table.end_read(KEY, num_copies)
+
+    def read_all(self) -> None:
+        self.announce(0, 1, [50, 51, 52], is_last=True)
+        self.read(3)
+
 
 @pytest.fixture
 def bench() -> Bench:
@@ -50,10 +58,74 @@ def bench() -> Bench:
 
 def test_announced_blocks_land_behind_the_held_ones(bench: Bench) -> None:
     assert bench.announce(0, 1, [50, 51]) == [BlockCopy(50, 10), BlockCopy(51, 11)]
+    bench.read(2)
     assert bench.announce(1, 3, [52], is_last=True) == [BlockCopy(52, 12)]
-    assert bench.table.commit(KEY) == [7, 10, 11, 12]
+    bench.read(1)
+    bench.table.begin_release(KEY)
+    assert bench.table.commit(KEY, lease_held=True) == [7, 10, 11, 12]
     assert bench.actions == []
     assert bench.table.num_open == 0
+
+
+def test_what_was_read_without_a_lease_is_given_up(bench: Bench) -> None:
+    bench.read_all()
+    bench.table.begin_release(KEY)
+    assert bench.table.commit(KEY, lease_held=False) is None
+    assert bench.actions == [("release", [7]), ("release", [10, 11, 12])]
+    assert bench.table.num_open == 0
+
+
+def test_the_lease_is_asked_for_only_when_everything_is_announced_and_read(bench: Bench) -> None:
+    bench.announce(0, 1, [50, 51])
+    bench.read(2)
+    with pytest.raises(AssertionError, match="incomplete"):
+        bench.table.begin_release(KEY)
+    bench.announce(1, 3, [52], is_last=True)
+    with pytest.raises(AssertionError, match="incomplete"):
+        bench.table.begin_release(KEY)
+    bench.table.begin_read(KEY)
+    with pytest.raises(AssertionError, match="incomplete"):
+        bench.table.begin_release(KEY)
+    bench.table.end_read(KEY, 1)
+    bench.table.begin_release(KEY)
+
+
+def test_a_failed_read_cannot_be_released(bench: Bench) -> None:
+    bench.announce(0, 1, [50, 51, 52], is_last=True)
+    bench.read(0)
+    with pytest.raises(AssertionError, match="incomplete"):
+        bench.table.begin_release(KEY)
+
+
+def test_nothing_is_committed_that_was_not_released(bench: Bench) -> None:
+    bench.read_all()
+    with pytest.raises(AssertionError, match="not released"):
+        bench.table.commit(KEY, lease_held=True)
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_key_is_granted_once(bench: Bench, is_committed: bool) -> None:
+    assert not bench.table.has_ended(KEY)
+    if is_committed:
+        bench.read_all()
+        bench.table.begin_release(KEY)
+        bench.table.commit(KEY, lease_held=True)
+    else:
+        bench.announce(0, 1, [50])
+        bench.table.begin_read(KEY)
+        bench.table.abort(KEY)
+    assert bench.table.has_ended(KEY)
+    with pytest.raises(AssertionError, match="granted twice"):
+        bench.table.grant(KEY, held=[], fresh=[1])
+
+
+def test_old_ends_are_forgotten(bench: Bench) -> None:
+    bench.table.abort(KEY)
+    bench.now = 121
+    bench.table.grant(("r2", 1), held=[], fresh=[1])
+    bench.table.abort(("r2", 1))
+    assert not bench.table.has_ended(KEY)
+    assert bench.table.has_ended(("r2", 1))
 
 
 def test_a_repeated_announcement_reads_nothing_again(bench: Bench) -> None:
@@ -100,7 +172,7 @@ def test_an_abort_during_a_read_quarantines_until_it_settles(bench: Bench) -> No
     bench.table.abort(KEY)
     assert bench.actions == [("release", [7]), ("quarantine", [10, 11, 12])]
     assert bench.table.num_open == 1
-    bench.table.end_read(KEY)
+    bench.table.end_read(KEY, 0)
     assert bench.actions[2:] == [("settle", [10, 11, 12])]
     assert bench.table.num_open == 0
 
@@ -113,17 +185,23 @@ def test_an_aborting_import_takes_no_announcement(bench: Bench) -> None:
         bench.announce(1, 2, [51])
 
 
-def test_quarantine_has_no_expiry_but_silence_has(bench: Bench) -> None:
+def test_silence_has_an_expiry_that_every_announcement_moves(bench: Bench) -> None:
     bench.now = 119
     bench.announce(0, 1, [50])
     bench.now = 121
-    assert bench.table.expired() == []
+    assert bench.table.reap() == []
     bench.now = 240
-    assert bench.table.expired() == [KEY]
+    assert bench.table.reap() == [KEY]
+    assert bench.actions == [("release", [7]), ("release", [10, 11, 12])]
+
+
+def test_quarantine_has_no_expiry(bench: Bench) -> None:
     bench.table.begin_read(KEY)
-    bench.table.abort(KEY)
+    bench.now = 121
+    assert bench.table.reap() == [KEY]
     bench.now = 10_000
-    assert bench.table.expired() == []
+    assert bench.table.reap() == []
+    assert bench.actions == [("release", [7]), ("quarantine", [10, 11, 12])]
 
 
 def test_parts_of_the_same_blocks_follow_each_other(bench: Bench) -> None:
@@ -132,7 +210,10 @@ def test_parts_of_the_same_blocks_follow_each_other(bench: Bench) -> None:
     assert bench.announce(1, 1, [50, 51], part=(30, 50)) == copies
     assert bench.announce(2, 1, [50, 51], part=(80, 20)) == copies
     assert bench.announce(3, 3, [52], is_last=True) == [BlockCopy(52, 12)]
-    assert bench.table.commit(KEY) == [7, 10, 11, 12]
+    for num_copies in (2, 2, 2, 1):
+        bench.read(num_copies)
+    bench.table.begin_release(KEY)
+    assert bench.table.commit(KEY, True) == [7, 10, 11, 12]
 
 
 @pytest.mark.parametrize(

@@ -196,10 +196,13 @@ class GrantRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     PREFILL_WORKER_FIELD_NUMBER: _builtins.int
     PREFILL_EPOCH_FIELD_NUMBER: _builtins.int
+    DECODE_EPOCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     prefill_worker: _builtins.str
     prefill_epoch: _builtins.int
+    decode_epoch: _builtins.int
+    """the life of D that the dispatch named"""
     def __init__(
         self,
         *,
@@ -207,10 +210,11 @@ class GrantRequest(_message.Message):
         attempt: _builtins.int = ...,
         prefill_worker: _builtins.str = ...,
         prefill_epoch: _builtins.int = ...,
+        decode_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "prefill_epoch", b"prefill_epoch", "prefill_worker", b"prefill_worker", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode_epoch", b"decode_epoch", "prefill_epoch", b"prefill_epoch", "prefill_worker", b"prefill_worker", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,335 @@
+"""A decode worker around a real import table, step by step as decode_svc/service.py does it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from core.errors import BatonError, TransferError, Unavailable
+from kvtransfer.base import BlockCopy
+from kvtransfer.imports import Announcement, ImportTable, PoolActions
+from tests.kvtransfer.hand_off.world import (
+    DEADLINE_S,
+    Address,
+    Answer,
+    Content,
+    Dispatch,
+    Key,
+    Later,
+    Life,
+    World,
+)
+
+IMPORT_TIMEOUT_S = 30.0
+
+
+@dataclass(eq=False)
+class Read:
+    """One read in flight. Each block is sampled at one moment and lands at a later one."""
+
+    key: Key
+    copies: list[BlockCopy]
+    source: Life
+    sampled: dict[BlockCopy, Content] = field(default_factory=dict)
+    landed: set[BlockCopy] = field(default_factory=set)
+    is_given_up: bool = False
+
+
+@dataclass(eq=False)
+class Decoding:
+    """One request."""
+
+    dispatch: Dispatch
+    expires_at: float
+    later: Later = field(default_factory=Later)
+    """Who asked for the grant."""
+    held: list[int] = field(default_factory=list)
+    fresh: list[int] = field(default_factory=list)
+    """With `held`: of the open import."""
+    is_granted: bool = False
+    heard_at: float = 0.0
+    news: deque[list[BlockCopy]] = field(default_factory=deque)
+    has_last_news: bool = False
+    announced: dict[int, Announcement] = field(default_factory=dict)
+    is_releasing: bool = False
+    is_released: bool = False
+    block_table: list[int] | None = None
+    """Once committed."""
+    expected: list[Content] = field(default_factory=list)
+    """Contents of `block_table`."""
+
+
+class DecodeLife(Life):
+    """One life of a decode worker."""
+
+    def __init__(self, world: World, address: Address, num_parallel_reads: int) -> None:
+        super().__init__(world, address)
+        actions = PoolActions(self.pool.release, self.pool.quarantine, self.pool.settle)
+        self.imports = ImportTable(IMPORT_TIMEOUT_S, 1, self.clock, actions)
+        self.num_parallel_reads = num_parallel_reads
+        self.requests: dict[Key, Decoding] = {}
+        self.line: dict[Key, Decoding] = {}
+        self.reads: list[Read] = []
+        """All that have not settled."""
+        self.quarantined: dict[Key, list[int]] = {}
+
+    @property
+    def committed(self) -> list[Decoding]:
+        return [r for r in self.requests.values() if r.block_table is not None]
+
+    @property
+    def num_open(self) -> int:
+        return self.imports.num_open + len(self.requests)
+
+    def knows(self, key: Key) -> bool:
+        return key in self.requests
+
+    def owners(self) -> list[list[int]]:
+        tables = [r.held + r.fresh for r in self.requests.values() if r.is_granted]
+        return super().owners() + tables + [r.block_table or [] for r in self.committed]
+
+    def taken(self, blocks: list[int]) -> None:
+        may_land = {copy.destination for read in self.reads for copy in read.copies}
+        assert not may_land & set(blocks), "a block is given out while a read may land in it"
+
+    # What the router says
+
+    def decode(self, dispatch: Dispatch) -> None:
+        if dispatch.key in self.seen:
+            return
+        self.seen.add(dispatch.key)
+        self.taken_in.add(dispatch.key)
+        self.requests[dispatch.key] = Decoding(dispatch, self.world.now + DEADLINE_S)
+
+    def abort(self, key: Key) -> None:
+        self.seen.add(key)
+        self.fail(key)
+
+    # What prefill says
+
+    def _require(self, key: Key) -> Decoding:
+        if key not in self.requests:
+            raise TransferError("unknown")
+        return self.requests[key]
+
+    def grant(self, key: Key, prefill_epoch: int, decode_epoch: int) -> int | Later:
+        request = self._require(key)
+        if request.dispatch.prefill.epoch != prefill_epoch:
+            raise Unavailable("another life")
+        if self.imports.has_ended(key):
+            raise TransferError("it had its room")
+        entry = self.imports.get(key)
+        assert (entry is not None) == request.is_granted
+        if entry is not None:
+            assert (entry.held, entry.fresh) == (request.held, request.fresh)
+            return len(entry.held)
+        self.line.setdefault(key, request)
+        return request.later
+
+    def make_room(self) -> None:
+        """Grants from the head of the line."""
+        while self.line:
+            key, request = next(iter(self.line.items()))
+            prompt = request.dispatch.prompt
+            held = self.pool.match_prefix(prompt.hashes)
+            fresh = self.pool.reserve(held, len(prompt.words) - len(held))
+            if fresh is None:
+                return
+            self.taken(fresh)
+            del self.line[key]
+            self.imports.grant(key, held, fresh)
+            request.held, request.fresh, request.is_granted = list(held), list(fresh), True
+            request.heard_at = self.world.now
+            for call in request.later.calls:
+                self.world.reply(call, len(held))
+
+    def announce(self, key: Key, news: Announcement) -> None:
+        request = self._require(key)
+        copies = self.imports.announce(key, news)
+        is_new = news.sequence not in request.announced
+        assert (copies is not None) == is_new
+        assert request.announced.setdefault(news.sequence, news) == news
+        if copies is None:
+            self.world.seen["repeated announcement"] += 1
+            return
+        request.heard_at = self.world.now
+        request.news.append(copies)
+        request.has_last_news = news.is_last
+        self.go_on(request)
+
+    def revoke(self, key: Key) -> None:
+        if key in self.requests:
+            self.requests[key].is_released = True
+            self.fail(key)
+
+    # Reading
+
+    def go_on(self, request: Decoding) -> None:
+        """Begins what can begin: reads, then the release."""
+        key = request.dispatch.key
+        own = [read for read in self.reads if read.key == key]
+        while request.news and len(own) < self.num_parallel_reads:
+            copies = request.news.popleft()
+            if copies:
+                self.imports.begin_read(key)
+                own.append(Read(key, copies, self.world.all_lives[request.dispatch.prefill]))
+                self.reads.append(own[-1])
+        if request.has_last_news and not own and not request.news and not request.is_releasing:
+            request.is_releasing = True
+            self.imports.begin_release(key)
+            self.call(
+                request.dispatch.prefill.name,
+                "release",
+                key,
+                on_answer=lambda answer: self._released(request, answer),
+            )
+
+    def sample(self, read: Read, copy: BlockCopy) -> None:
+        """The transport takes what stands at the source now, if it is still there."""
+        if read.source.is_alive and copy not in read.sampled:
+            read.sampled[copy] = read.source.memory[copy.source]
+
+    def land(self, read: Read, copy: BlockCopy) -> None:
+        if copy in read.sampled and copy not in read.landed:
+            read.landed.add(copy)
+            self.memory[copy.destination] = read.sampled[copy]
+
+    def move(self, read: Read) -> None:
+        """The next thing that happens to a read which goes well."""
+        for copy in read.copies:
+            if copy not in read.landed and read.source.is_alive and not read.is_given_up:
+                step = self.land if copy in read.sampled else self.sample
+                step(read, copy)
+                return
+        self.end_read(read)
+
+    def end_read(self, read: Read) -> None:
+        """To its end, if it can come to one: all lands, or the peer's death is noticed.
+
+        Nothing of a given-up read can land any more after this.
+        """
+        if read.is_given_up:
+            self._settle(read)
+            return
+        for copy in read.copies:
+            self.sample(read, copy)
+            self.land(read, copy)
+        if len(read.landed) < len(read.copies):
+            self.fail(read.key)
+            return
+        self.reads.remove(read)
+        self.imports.end_read(read.key, len(read.copies))
+        self.go_on(self.requests[read.key])
+
+    def _settle(self, read: Read) -> None:
+        self.reads.remove(read)
+        self.imports.end_read(read.key, 0)
+        if all(other.key != read.key for other in self.reads):
+            del self.quarantined[read.key]
+        self.world.seen["settled"] += 1
+
+    def renew(self, request: Decoding) -> None:
+        if request.is_granted and not request.is_released:
+            self.call(request.dispatch.prefill.name, "renew", request.dispatch.key)
+
+    def _released(self, request: Decoding, answer: Answer) -> None:
+        key = request.dispatch.key
+        if self.requests.get(key) is not request:
+            return
+        if isinstance(answer, BatonError):
+            self.fail(key)
+            return
+        request.is_released = True
+        block_table = self.imports.commit(key, answer)
+        assert (block_table is not None) == answer
+        request.is_granted = False
+        if block_table is None:
+            self.fail(key)
+            return
+        self._commit(request, block_table)
+
+    def _commit(self, request: Decoding, block_table: list[int]) -> None:
+        prompt = request.dispatch.prompt
+        assert block_table == request.held + request.fresh
+        request.block_table = block_table
+        request.expected = [prompt.content(index) for index in range(len(prompt.words))]
+        self._check_content(request)
+        self.cache(prompt, block_table, len(prompt.words))
+        self.world.seen["committed"] += 1
+
+    # Decoding
+
+    def grow(self, request: Decoding) -> None:
+        """The next token's KV, into the last block or one more."""
+        assert request.block_table is not None
+        if request.expected[-1][-1] != "part":
+            fresh = self.pool.allocate(1)
+            if fresh is None:
+                return
+            self.taken(fresh)
+            request.block_table += fresh
+            request.expected.append(())
+        request.expected[-1] = (request.dispatch.key, len(request.expected))
+        self.memory[request.block_table[-1]] = request.expected[-1]
+
+    def finish(self, request: Decoding) -> None:
+        self.pool.release(reversed(request.block_table or []))
+        self._end(request, "finished")
+
+    def fail(self, key: Key) -> None:
+        """The request's task is cancelled, or raises."""
+        request = self.requests.get(key)
+        if request is None:
+            return
+        self.line.pop(key, None)
+        own = [read for read in self.reads if read.key == key]
+        self.imports.abort(key)
+        for read in own:
+            read.is_given_up = True
+            self.quarantined[key] = request.fresh
+            self.world.seen["given up in a read"] += 1
+        self.pool.release(reversed(request.block_table or []))
+        if not request.is_released:
+            self.call(request.dispatch.prefill.name, "release", key)
+        self._end(request, "failed")
+
+    def _end(self, request: Decoding, outcome: str) -> None:
+        key = request.dispatch.key
+        del self.requests[key]
+        assert self.outcomes.setdefault(key, outcome) == outcome
+        for call in request.later.calls:
+            self.world.reply(call, TransferError("over"))
+
+    # Time
+
+    def reap(self) -> None:
+        for key in self.imports.expired():
+            self.world.seen["import expired"] += 1
+            self.fail(key)
+        for key, request in list(self.requests.items()):
+            is_late = request.is_granted and self.world.now > request.heard_at + IMPORT_TIMEOUT_S
+            assert not is_late, "an import outlives the silence of its prefill"
+            if self.world.now > request.expires_at:
+                self.fail(key)
+
+    def check(self) -> None:
+        super().check()
+        stats = self.pool.stats()
+        assert stats.quarantined == sum(map(len, self.quarantined.values()))
+        num_granted = sum(request.is_granted for request in self.requests.values())
+        assert self.imports.num_open == num_granted + len(self.quarantined)
+        for request in self.committed:
+            self._check_content(request)
+        for read in self.reads:
+            self._check_destinations(read)
+
+    def _check_content(self, request: Decoding) -> None:
+        table = request.block_table or []
+        held = [self.memory[block] for block in table]
+        assert held == request.expected, f"{request.dispatch.key} decodes on wrong KV"
+
+    def _check_destinations(self, read: Read) -> None:
+        request = self.requests.get(read.key)
+        is_import = request is not None and request.is_granted
+        owned = request.fresh if is_import and request is not None else self.quarantined[read.key]
+        assert {copy.destination for copy in read.copies} <= set(owned)

@@ -1,0 +1,209 @@
+"""The hand-off's state machines against a channel and workers that do their worst.
+
+Real export and import tables over real block pools; messages are lost, reordered and
+repeated, workers crash and come back, clocks jump, requests are aborted and tried again at
+any moment, and a read samples and writes each of its blocks whenever it likes.
+
+What must hold: no block is given out while a read may land in it; nobody decodes on KV that
+is not his prompt's; a lease is never said to have held when it had not; every block comes
+back; every request has an outcome in bounded time; what is repeated, stale or unknown
+changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.kvtransfer.hand_off.cluster import DECODES, PREFILLS, WORKERS, Cluster
+from tests.kvtransfer.hand_off.world import Prompt
+
+PROMPTS = [
+    Prompt("a"),
+    Prompt("ab", is_last_full=False),
+    Prompt("abc"),
+    Prompt("abd", is_last_full=False),
+    Prompt("efg", is_last_full=False),
+    Prompt("efgh"),
+    Prompt("ij", ends_at_first_token=True),
+]
+NUM_EXAMPLES, NUM_STEPS = 550, 60
+
+SEEN: Counter[str] = Counter()
+"""What the examples of one run went through."""
+
+Item = TypeVar("Item")
+indices = st.integers(0, 31)
+
+
+def pick(items: Sequence[Item], index: int) -> Item:
+    return items[index % len(items)]
+
+
+class HandOffMachine(RuleBasedStateMachine):
+    @initialize(
+        num_parallel_reads=st.integers(1, 3),
+        prompts=st.lists(st.sampled_from(PROMPTS), min_size=1, max_size=4),
+        choices=st.lists(indices, max_size=40),
+    )
+    def start(self, num_parallel_reads: int, prompts: list[Prompt], choices: list[int]) -> None:
+        self.cluster = Cluster(PROMPTS, num_parallel_reads)
+        self.world = self.cluster.world
+        for index, prompt in enumerate(prompts):
+            self.submit(prompt, pick(PREFILLS, index), pick(DECODES, index // 2))
+        self.cluster.go_well(choices)
+
+    # The router
+
+    @rule(
+        prompt=st.sampled_from(PROMPTS),
+        prefill=st.sampled_from(PREFILLS),
+        decode=st.sampled_from(DECODES),
+    )
+    def submit(self, prompt: Prompt, prefill: str, decode: str) -> None:
+        self.cluster.submit(prompt, prefill, decode)
+
+    @precondition(lambda self: self.cluster.dispatches)
+    @rule(index=indices, prefill=st.sampled_from(PREFILLS), decode=st.sampled_from(DECODES))
+    def try_again(self, index: int, prefill: str, decode: str) -> None:
+        self.cluster.try_again(pick(self.cluster.dispatches, index), prefill, decode)
+
+    # All sides
+
+    @precondition(lambda self: self.cluster.natural_actions())
+    @rule(choices=st.lists(indices, min_size=16, max_size=40))
+    def go_well(self, choices: list[int]) -> None:
+        self.cluster.go_well(choices)
+
+    @precondition(lambda self: self.cluster.natural_actions())
+    @rule(choices=st.lists(indices, min_size=1, max_size=4))
+    def go_well_for_a_moment(self, choices: list[int]) -> None:
+        self.cluster.go_well(choices)
+
+    @rule(
+        kind=st.sampled_from(["lose", "break call", "break read", "abort", "crash"]), index=indices
+    )
+    def go_wrong(self, kind: str, index: int) -> None:
+        if kind == "lose" and self.world.messages:
+            self.world.messages.remove(pick(self.world.messages, index))
+        elif kind == "break call" and self.world.calls:
+            self.cluster.break_call(index % len(self.world.calls))
+        elif kind == "break read" and self.cluster.reads:
+            life, read = pick(self.cluster.reads, index)
+            life.fail(read.key)
+        elif kind == "abort" and self.cluster.dispatches:
+            self.cluster.abort(pick(self.cluster.dispatches, index))
+        elif kind == "crash" and index % 2:
+            self.cluster.crash(pick(WORKERS, index))
+
+    # The channel
+
+    @precondition(lambda self: self.world.messages)
+    @rule(index=indices)
+    def deliver(self, index: int) -> None:
+        self.cluster.deliver(pick(self.world.messages, index))
+
+    @precondition(lambda self: self.world.delivered)
+    @rule(index=indices)
+    def repeat(self, index: int) -> None:
+        self.cluster.repeat(pick(self.world.delivered[::-1], index))
+
+    # Engines and transports
+
+    @precondition(lambda self: self.cluster.computations())
+    @rule(index=indices)
+    def compute(self, index: int) -> None:
+        pick(self.cluster.computations(), index)()
+
+    @precondition(lambda self: self.cluster.reads)
+    @rule(index=indices, block=indices)
+    def sample(self, index: int, block: int) -> None:
+        life, read = pick(self.cluster.reads, index)
+        life.sample(read, pick(read.copies, block))
+
+    @precondition(lambda self: self.cluster.reads)
+    @rule(index=indices, block=indices)
+    def land(self, index: int, block: int) -> None:
+        life, read = pick(self.cluster.reads, index)
+        life.land(read, pick(read.copies, block))
+
+    @precondition(lambda self: self.cluster.reads)
+    @rule(index=indices)
+    def end_read(self, index: int) -> None:
+        life, read = pick(self.cluster.reads, index)
+        life.end_read(read)
+
+    @precondition(lambda self: any(life.requests for life in self.cluster.decodes))
+    @rule(index=indices)
+    def renew(self, index: int) -> None:
+        requests = [(life, r) for life in self.cluster.decodes for r in life.requests.values()]
+        life, request = pick(requests, index)
+        life.renew(request)
+
+    @precondition(lambda self: any(life.committed for life in self.cluster.decodes))
+    @rule(index=indices, is_last=st.booleans())
+    def decode(self, index: int, is_last: bool) -> None:
+        committed = [(life, r) for life in self.cluster.decodes for r in life.committed]
+        life, request = pick(committed, index)
+        if is_last:
+            life.finish(request)
+        else:
+            life.grow(request)
+
+    @rule(name=st.sampled_from(WORKERS), count=st.integers(0, 4))
+    def other_work(self, name: str, count: int) -> None:
+        if count > 0:
+            self.world.lives[name].occupy(count)
+        else:
+            self.world.lives[name].vacate()
+
+    # Time
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 0.5, 3.0, 3.0, 9.0, 11.0, 31.0]))
+    def advance(self, seconds: float) -> None:
+        self.world.advance(seconds)
+
+    @rule()
+    def reap(self) -> None:
+        self.cluster.reap()
+
+    # What must hold
+
+    @invariant()
+    def all_is_well(self) -> None:
+        SEEN["steps"] += 1
+        if hasattr(self, "cluster"):
+            self.cluster.make_room()
+            self.cluster.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "cluster"):
+            self.cluster.check_end()
+            SEEN.update(self.world.seen)
+
+
+def test_nothing_breaks_the_hand_off() -> None:
+    SEEN.clear()
+    run_state_machine_as_test(
+        HandOffMachine,
+        settings=settings(
+            max_examples=NUM_EXAMPLES,
+            stateful_step_count=NUM_STEPS,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert SEEN["steps"] >= 20_000
