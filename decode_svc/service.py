@@ -116,6 +116,8 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
             dispatch, self._host.identity.fingerprint, self._host.engine.max_model_len
         )
         peer = await self._host.peers.connected(request.prefill)
+        # The router may have left meanwhile, and its requests end when it leaves.
+        self._host.hub.require(dispatch.router_id)
         state = _Request(dispatch, peer, sequence, self._host.settings.digest_plan())
         self._requests.start(dispatch, state, self._serve)
         return worker_pb2.DispatchReply()

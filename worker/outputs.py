@@ -7,10 +7,14 @@ slow router costs memory up to a bound and never holds up a step.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 
 from baton.v1 import types_pb2, worker_pb2
-from core.errors import ResourceExhausted, Unavailable
+from core.errors import Unavailable
+from core.logs import event
+
+logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
 MAX_BUFFERED_OUTPUTS = 100_000
@@ -43,29 +47,43 @@ class OutputHub:
             raise Unavailable(f"router {router_id} is not attached to this worker")
 
     def publish(self, router_id: str, output: worker_pb2.SequenceOutput) -> None:
-        """Buffers one output; dropped when the router has left."""
+        """Buffers one output; dropped when the router has left.
+
+        A router that does not read its stream counts as one that has left.
+        """
         stream = self._streams.get(router_id)
-        if stream is not None:
-            stream.outputs.append(output)
-            stream.changed.set()
+        if stream is None:
+            return
+        if len(stream.outputs) >= MAX_BUFFERED_OUTPUTS:
+            event(logger, logging.ERROR, "router_does_not_read", router_id=router_id)
+            stream.outputs = []
+            self._drop(router_id, stream)
+            return
+        stream.outputs.append(output)
+        stream.changed.set()
 
     async def attach(self, router_id: str) -> AsyncGenerator[worker_pb2.WorkerMessage, None]:
-        """The stream of one router; an older one of the same router ends."""
+        """The stream of one router; an older one of the same router ends.
+
+        When the worker ends it, its state is the last that the router hears.
+        """
         old = self._streams.get(router_id)
         if old is not None:
             self._drop(router_id, old)
         stream = self._streams[router_id] = _Stream()
         try:
             while not stream.is_closed:
-                load, state = self._report()
-                outputs, stream.outputs = stream.outputs, []
-                stream.changed.clear()
-                yield worker_pb2.WorkerMessage(outputs=outputs, load=load, state=state)
+                yield self._message(stream)
                 await _wait(stream.changed, REPORT_INTERVAL_S)
-                if len(stream.outputs) > MAX_BUFFERED_OUTPUTS:
-                    raise ResourceExhausted(f"router {router_id} does not read its outputs")
+            yield self._message(stream)
         finally:
             self._drop(router_id, stream)
+
+    def _message(self, stream: _Stream) -> worker_pb2.WorkerMessage:
+        load, state = self._report()
+        outputs, stream.outputs = stream.outputs, []
+        stream.changed.clear()
+        return worker_pb2.WorkerMessage(outputs=outputs, load=load, state=state)
 
     def _drop(self, router_id: str, stream: _Stream) -> None:
         stream.is_closed = True
