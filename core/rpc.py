@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import ipaddress
 import logging
 import signal
 import sys
@@ -152,6 +153,7 @@ class RpcServer:
     def __init__(self, host: str, port: int) -> None:
         self._host = host
         self._port = port
+        self._service_names: list[str] = []
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self.grpc_server = grpc.aio.server(
             interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS
@@ -160,9 +162,11 @@ class RpcServer:
     async def start(self, service_names: Sequence[str]) -> str:
         """Listens and returns `host:port`; port 0 takes a free one. Raises StartupError."""
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
+        self._service_names = [*service_names]
         names = [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self.grpc_server)
-        address = f"{self._host}:{self._port}"
+        host = f"[{self._host}]" if _is_ipv6(self._host) else self._host
+        address = f"{host}:{self._port}"
         try:
             port = self.grpc_server.add_insecure_port(address)
         except RuntimeError:
@@ -173,17 +177,25 @@ class RpcServer:
             )
         await self.set_serving(False)
         await self.grpc_server.start()
-        return f"{self._host}:{port}"
+        return f"{host}:{port}"
 
     async def set_serving(self, is_serving: bool) -> None:
-        """What the health service answers."""
+        """What the health service answers, for the server and for each service of it."""
         states = health_pb2.HealthCheckResponse.ServingStatus
-        await self._health.set("", states.SERVING if is_serving else states.NOT_SERVING)
+        for name in ("", *self._service_names):
+            await self._health.set(name, states.SERVING if is_serving else states.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new call and ends those in flight after `grace_s`."""
         await self._health.enter_graceful_shutdown()
         await self.grpc_server.stop(grace_s)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
 
 
 async def wait_for_stop_signal() -> None:

@@ -124,3 +124,20 @@ def test_a_startup_error_is_one_line_and_exit_code_one(capsys):
 
     assert run_service(main) == 1
     assert capsys.readouterr().err == "error: no room for a single block\n"
+
+
+async def test_health_of_a_service_can_be_asked_by_its_name():
+    states = health_pb2.HealthCheckResponse
+    async with serving(FakeWorker()) as (channel, server):
+        stub = health_pb2_grpc.HealthStub(channel)
+        question = health_pb2.HealthCheckRequest(service="baton.v1.Worker")
+        assert (await stub.Check(question)).status == states.NOT_SERVING
+        await server.set_serving(True)
+        assert (await stub.Check(question)).status == states.SERVING
+
+
+async def test_an_ipv6_host_is_listened_on_as_it_is_usually_written():
+    server = RpcServer("::1", 0)
+    address = await server.start([])
+    assert address.startswith("[::1]:")
+    await server.stop(0)
