@@ -18,7 +18,10 @@ class WorkerSettings(Settings):
     """Settings that both roles have."""
 
     model: str = Field(description="Folder or hub name of the model.")
-    worker_id: str = Field(description="Name of this worker; unique in the deployment.")
+    worker_id: str = Field(
+        pattern=r"^[\x21-\x7e]{1,128}$",
+        description="Name of this worker, without spaces; unique in the deployment.",
+    )
     host: str = Field("127.0.0.1", description="Address to listen on.")
     advertise_host: str = Field("", description="Address that peers use; default: --host.")
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -38,7 +41,7 @@ class WorkerSettings(Settings):
         "auto", description="Of weights and KV; auto takes the checkpoint's."
     )
     device: str = Field("cpu", description="cpu or cuda.")
-    threads: int = Field(1, ge=1, description="CPU threads of a step.")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of a step.")
     block_size: int = Field(16, ge=1, le=256, description="Tokens in a KV block.")
     num_gpu_blocks_override: int | None = Field(
         None, ge=1, description="Exact number of KV blocks (on any device)."
