@@ -1,136 +1,134 @@
-"""Moving KV blocks between two processes of one machine: each transport, one core's memcpy,
-and a raw Python socket, taking turns in the same run.
+"""Moving KV blocks between two processes of one machine.
 
-Two pools of 128 MiB are read whole, in a shuffled order: 64 blocks of 2 MiB, the shape that
-the block layout is made for, and 4,096 of 32 KiB, what a layout with one piece a layer would
-send. A figure is the median of the repetitions, and a ratio the median of their ratios; one
-round before them is not counted.
+sizes    each transport and a raw Python socket, for blocks from 32 KiB (what a layout with one
+         piece a layer would send) to 2 MiB (what the block layout is made for), few and many
+tuning   TCP: UCX with its own settings and with Baton's, and fixed socket buffers
+pods     NIXL where the owner's PID namespace is another one, as it is between two pods that do
+         not share it: UCX cannot use CMA and falls back to TCP without a word
+
+Every read is measured right beside one core's memcpy of as many blocks, in the same shuffled
+order, to the same memory; both processes' pools are backed by huge pages where the machine has
+them, and every page was touched before. All ways of a section take turns. A figure is the
+median of the repetitions, `of_memcpy` the median of their ratios.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import multiprocessing
-import socket
 import statistics
 import sys
-import time
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from collections.abc import Iterable, Sequence
 
+from bench.kv_ways import SOCKET, ReadyWay, Turn, Way, ready_way
 from bench.report import Reporter, argument_parser
-from kvtransfer.local_peer import LOOPBACK, HostPool
-from kvtransfer.measure import LocalPair, local_pair, memcpy_s, ucx_log, ucx_route
 from kvtransfer.nixl_library import installed_nixl
 
-LARGE = (64, 2 << 20)
-SMALL = (4096, 32 << 10)
-REPETITIONS = 9
-SEGMENT_BYTES = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
+POOL_BYTES = 128 * MIB
+LARGE = 2 * MIB
+BLOCK_SIZES = (32 * KIB, 256 * KIB, LARGE)
+NUM_DESCRIPTORS = (1, 16, 64, 512, 4096)
+REPETITIONS = 15
+GOAL_OF_MEMCPY = 0.9
+
+OVER_TCP = {"UCX_TLS": "tcp,self"}
+UCX_OWN_SETTINGS = {
+    "UCX_TCP_TX_SEG_SIZE": "8k",
+    "UCX_TCP_RX_SEG_SIZE": "64k",
+    "UCX_TCP_SNDBUF": "auto",
+    "UCX_TCP_RCVBUF": "auto",
+}
+
+NIXL = Way("nixl", "nixl")
+TCP = Way("tcp", "tcp")
+RAW_SOCKET = Way("socket", SOCKET)
+TUNING = (
+    Way("nixl, UCX's own settings", "nixl", {**OVER_TCP, **UCX_OWN_SETTINGS}),
+    Way("nixl, Baton's settings", "nixl", OVER_TCP),
+    TCP,
+    RAW_SOCKET,
+    Way("socket, buffers of 208 KiB", SOCKET, buffer_bytes=208 * KIB),
+    Way("socket, buffers of 4 MiB", SOCKET, buffer_bytes=4 * MIB),
+)
+APART = (
+    Way("nixl, PID namespaces apart", "nixl", is_apart=True),
+    Way("tcp, PID namespaces apart", "tcp", is_apart=True),
+)
 
 
-async def run(reporter: Reporter) -> int:
-    transports = ["nixl", "tcp"] if installed_nixl() else ["tcp"]
-    with ucx_log() as log:
-        for shape in (LARGE, SMALL):
-            seconds = await measure(transports, shape)
-            route = ucx_route(log)
-            report(reporter, shape, seconds, route)
-    return reporter.finish()
+class KvBench:
+    """Measures section by section and reports each row as it is known."""
 
+    def __init__(self, reporter: Reporter, num_repetitions: int) -> None:
+        self._reporter = reporter
+        self._num_repetitions = num_repetitions
 
-async def measure(transports: list[str], shape: tuple[int, int]) -> dict[str, list[float]]:
-    """Seconds of every repetition for "memcpy", "socket" and each transport."""
-    source, destination = HostPool(*shape), HostPool(*shape)
-    source.fill(1)
-    async with contextlib.AsyncExitStack() as stack:
-        raw = stack.enter_context(raw_socket(shape))
-        pairs: dict[str, LocalPair] = {}
-        for transport in transports:
-            pairs[transport] = await stack.enter_async_context(local_pair(transport, *shape))
-            await pairs[transport].test()
-        rounds = []
-        for _ in range(1 + REPETITIONS):
-            turn = {"memcpy": memcpy_s(source, destination)}
-            turn["socket"] = raw_socket_s(raw, destination, shape)
-            for name, pair in pairs.items():
-                turn[name] = await pair.pull()
-            rounds.append(turn)
-    return {name: [turn[name] for turn in rounds[1:]] for name in rounds[0]}
+    def sizes(self) -> None:
+        ways = [*([NIXL] if installed_nixl() else []), TCP, RAW_SOCKET]
+        for block_bytes in BLOCK_SIZES:
+            of_memcpy = self._measure("sizes", ways, block_bytes, NUM_DESCRIPTORS)
+            if block_bytes == LARGE and NIXL.name in of_memcpy:
+                self._reporter.check(
+                    "nixl, 2 MiB blocks", of_memcpy[NIXL.name], "of memcpy", f">= {GOAL_OF_MEMCPY}"
+                )
 
+    def tuning(self) -> None:
+        ways = [way for way in TUNING if way.transport != "nixl" or installed_nixl()]
+        self._measure("tuning", ways, LARGE)
 
-def report(
-    reporter: Reporter, shape: tuple[int, int], seconds: dict[str, list[float]], route: str | None
-) -> None:
-    """One row for each way to move the bytes; the check for the layout's own shape."""
-    num_blocks, block_bytes = shape
-    ratios = {
-        name: statistics.median(
-            memcpy / own for memcpy, own in zip(seconds["memcpy"], values, strict=True)
+    def pods(self) -> None:
+        ways = [way for way in (NIXL, *APART) if way.transport != "nixl" or installed_nixl()]
+        try:
+            self._measure("pods", ways, LARGE)
+        except PermissionError:
+            self._reporter.row(section="pods", way="PID namespaces cannot be made here")
+
+    def _measure(
+        self, section: str, ways: Iterable[Way], block_bytes: int, counts: Sequence[int] = ()
+    ) -> dict[str, float]:
+        """Rows for some numbers of blocks and for the whole pool; returns the latter's
+        `of_memcpy` by way."""
+        num_blocks = POOL_BYTES // block_bytes
+        of_memcpy = {}
+        with contextlib.ExitStack() as stack:
+            ready = [stack.enter_context(ready_way(way, (num_blocks, block_bytes))) for way in ways]
+            for count in [*(count for count in counts if count < num_blocks), num_blocks]:
+                for way, turns in self._turns(ready, count):
+                    of_memcpy[way.name] = self._report(section, way, (count, block_bytes), turns)
+        return of_memcpy
+
+    def _turns(self, ready: list[ReadyWay], count: int) -> list[tuple[Way, list[Turn]]]:
+        rounds = [[way.turn(count) for way in ready] for _ in range(self._num_repetitions)]
+        return [(ready[i].way, [turns[i] for turns in rounds]) for i in range(len(ready))]
+
+    def _report(self, section: str, way: Way, shape: tuple[int, int], turns: list[Turn]) -> float:
+        count, block_bytes = shape
+        pull_s = statistics.median(turn.pull_s for turn in turns)
+        of_memcpy = statistics.median(turn.memcpy_s / turn.pull_s for turn in turns)
+        self._reporter.row(
+            section=section,
+            way=way.name,
+            over=turns[-1].route,
+            block_kib=block_bytes // KIB,
+            num_blocks=count,
+            ms=pull_s * 1e3,
+            gb_per_s=count * block_bytes / pull_s / 1e9,
+            of_memcpy=of_memcpy,
         )
-        for name, values in seconds.items()
-    }
-    for name, values in seconds.items():
-        reporter.row(
-            num_blocks=num_blocks,
-            block_bytes=block_bytes,
-            by=name,
-            over=route if name == "nixl" else None,
-            gb_per_s=num_blocks * block_bytes / statistics.median(values) / 1e9,
-            of_memcpy=ratios[name],
-        )
-    if shape == LARGE and "nixl" in seconds:
-        reporter.check(
-            f"nixl over {route or 'an unknown route'}, 2 MiB blocks",
-            ratios["nixl"],
-            "of memcpy",
-            ">= 0.7",
-        )
-
-
-@contextlib.contextmanager
-def raw_socket(shape: tuple[int, int]) -> Iterator[socket.socket]:
-    """A connection to a process that sends the pool for every byte that it gets."""
-    context = multiprocessing.get_context("spawn")
-    pipe, child_end = context.Pipe()
-    process = context.Process(target=_send_pools, args=(child_end, shape), daemon=True)
-    process.start()
-    try:
-        with socket.create_connection((LOOPBACK, pipe.recv())) as connection:
-            yield connection
-    finally:
-        process.kill()
-        process.join()
-
-
-def raw_socket_s(connection: socket.socket, pool: HostPool, shape: tuple[int, int]) -> float:
-    """Seconds to receive the pool, block by block and at most a mebibyte at a time."""
-    begin = time.perf_counter()
-    connection.sendall(b"\x01")
-    step = min(shape[1], SEGMENT_BYTES)
-    with memoryview(pool.memory) as view:
-        for offset in range(0, len(view), step):
-            connection.recv_into(view[offset : offset + step], step, socket.MSG_WAITALL)
-    return time.perf_counter() - begin
-
-
-def _send_pools(pipe: Connection, shape: tuple[int, int]) -> None:
-    pool = HostPool(*shape)
-    pool.fill(1)
-    step = min(shape[1], SEGMENT_BYTES)
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        pipe.send(listener.getsockname()[1])
-        connection, _ = listener.accept()
-        with connection, memoryview(pool.memory) as view:
-            while connection.recv(1):
-                for offset in range(0, len(view), step):
-                    connection.sendall(view[offset : offset + step])
+        return of_memcpy
 
 
 def main() -> int:
-    arguments = argument_parser(__doc__).parse_args()
-    return asyncio.run(run(Reporter("kv", arguments.json)))
+    parser = argument_parser(__doc__)
+    parser.add_argument("--quick", action="store_true", help="few repetitions; sizes only")
+    arguments = parser.parse_args()
+    reporter = Reporter("kv", arguments.json)
+    bench = KvBench(reporter, 5 if arguments.quick else REPETITIONS)
+    bench.sizes()
+    if not arguments.quick:
+        bench.tuning()
+        bench.pods()
+    return reporter.finish()
 
 
 if __name__ == "__main__":

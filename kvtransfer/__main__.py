@@ -13,8 +13,7 @@ import statistics
 import sys
 
 from core.errors import BatonError
-from kvtransfer.local_peer import HostPool
-from kvtransfer.measure import local_pair, memcpy_s, ucx_log, ucx_route
+from kvtransfer.measure import local_pair, ucx_log, ucx_route
 from kvtransfer.nixl_library import installed_nixl
 from kvtransfer.select import TRANSPORTS
 
@@ -49,7 +48,6 @@ def main() -> int:
 async def _measure(arguments: argparse.Namespace) -> None:
     shape = (arguments.num_blocks, arguments.block_bytes)
     num_bytes = arguments.num_blocks * arguments.block_bytes
-    copied = HostPool(*shape)
     pulls: list[float] = []
     memcpys: list[float] = []
     with ucx_log() as log:
@@ -57,7 +55,7 @@ async def _measure(arguments: argparse.Namespace) -> None:
             await pair.test()
             for _ in range(arguments.repetitions):
                 pulls.append(await pair.pull())
-                memcpys.append(memcpy_s(pair.pool, copied))
+                memcpys.append(pair.memcpy())
         route = ucx_route(log)
     pull_s, memcpy = statistics.median(pulls), statistics.median(memcpys)
     _say(f"{shape[0]} blocks of {shape[1]} bytes over {arguments.transport}, {route or 'sockets'}")

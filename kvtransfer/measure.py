@@ -10,12 +10,12 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from core.errors import TransferError
 from kvtransfer.base import BlockCopy, Transport
-from kvtransfer.local_peer import LOOPBACK, HostPool, block_content, local_peer
+from kvtransfer.local_peer import LOOPBACK, HostPool, LocalPeer, block_content, local_peer
 from kvtransfer.select import make_transport
 
 PULL_TIMEOUT_S = 60.0
@@ -28,13 +28,15 @@ _UCX_READ_TABLE = re.compile(r"remote memory read by ucp_get.*\n(?:.*\n){3}(.*)"
 class LocalPair:
     """A reader in this process, connected to a peer in another one.
 
-    Its pulls read the whole pool in a shuffled order, so that no two blocks make one piece.
+    Its pulls read blocks in a shuffled order, so that no two make one piece.
     """
 
     def __init__(self, transport: Transport, agent: str, pool: HostPool) -> None:
         self.pool = pool
         self._transport = transport
         self._agent = agent
+        self._source = HostPool(pool.region.num_blocks, pool.region.block_bytes)
+        self._source.fill(1)
         shuffled = random.Random(0)
         sources = list(range(pool.region.num_blocks))
         destinations = list(sources)
@@ -42,12 +44,18 @@ class LocalPair:
         shuffled.shuffle(destinations)
         self._copies = [BlockCopy(*pair) for pair in zip(sources, destinations, strict=True)]
 
-    async def pull(self) -> float:
-        """Reads every block once; seconds that it took. Raises TransferError."""
+    async def pull(self, num_blocks: int | None = None) -> float:
+        """Reads so many blocks, or all, once; seconds that it took. Raises TransferError."""
+        copies = self._copies[:num_blocks]
         begin = time.perf_counter()
-        pull = self._transport.pull(self._agent, self._copies)
+        pull = self._transport.pull(self._agent, copies)
         await asyncio.wait_for(pull.done(), PULL_TIMEOUT_S)
         return time.perf_counter() - begin
+
+    def memcpy(self, num_blocks: int | None = None) -> float:
+        """Seconds that one core takes to copy so many blocks to the same places as `pull`, but
+        out of memory of this process."""
+        return copy_blocks_s(self._source, self.pool, self._copies[:num_blocks])
 
     async def test(self) -> None:
         """Reads every block and compares it with what the peer wrote. Raises TransferError."""
@@ -61,16 +69,24 @@ class LocalPair:
 @contextlib.asynccontextmanager
 async def local_pair(transport: str, num_blocks: int, block_bytes: int) -> AsyncIterator[LocalPair]:
     """A pair whose connection is up. Raises StartupError or TransferError."""
-    pool = HostPool(num_blocks, block_bytes)
-    reader = make_transport(transport, "reader@1", pool.region, LOOPBACK)
     with local_peer(transport, "owner@1", (num_blocks, block_bytes)) as peer:
-        await reader.start()
-        try:
-            await reader.connect(peer.descriptor)
-            await asyncio.sleep(WIRE_UP_S)
-            yield LocalPair(reader, "owner@1", pool)
-        finally:
-            await reader.close()
+        async with paired(peer) as pair:
+            yield pair
+
+
+@contextlib.asynccontextmanager
+async def paired(peer: LocalPeer) -> AsyncIterator[LocalPair]:
+    """A reader of a peer that runs already. Raises StartupError or TransferError."""
+    shape = peer.descriptor
+    pool = HostPool(shape.num_blocks, shape.block_bytes)
+    reader = make_transport(shape.transport, "reader@1", pool.region, LOOPBACK)
+    await reader.start()
+    try:
+        await reader.connect(peer.descriptor)
+        await asyncio.sleep(WIRE_UP_S)
+        yield LocalPair(reader, shape.agent, pool)
+    finally:
+        await reader.close()
 
 
 @contextlib.contextmanager
@@ -92,9 +108,14 @@ def ucx_route(log: Path) -> str | None:
     return match.group(1).strip(" |").rpartition("|")[2].strip() if match else None
 
 
-def memcpy_s(source: HostPool, destination: HostPool) -> float:
-    """Seconds that one core takes to copy the whole of `source`."""
+def copy_blocks_s(source: HostPool, destination: HostPool, copies: Sequence[BlockCopy]) -> float:
+    """Seconds that one core takes to copy blocks of `source` to `destination`."""
+    num_bytes = source.region.block_bytes
     begin = time.perf_counter()
-    num_bytes = source.region.num_bytes
-    ctypes.memmove(destination.region.address, source.region.address, num_bytes)
+    for copy in copies:
+        ctypes.memmove(
+            destination.region.address + copy.destination * num_bytes,
+            source.region.address + copy.source * num_bytes,
+            num_bytes,
+        )
     return time.perf_counter() - begin

@@ -33,8 +33,9 @@ def ucx_defaults(memory: str, host: str) -> dict[str, str]:
     """What UCX and NIXL are told unless the environment says otherwise.
 
     UCX's own TCP defaults are four times slower; a large segment helps on loopback and hurts
-    between network namespaces. Device memory and RDMA need UCX's own choice of transports.
-    Both libraries log to standard output unless told not to.
+    between network namespaces. CMA in its default segments of 512 KiB is a tenth slower than
+    in whole large blocks. Device memory and RDMA need UCX's own choice of transports. Both
+    libraries log to standard output unless told not to.
     """
     is_loopback = host in ("localhost", "::1") or host.startswith("127.")
     segment = "256k" if is_loopback else "64k"
@@ -43,6 +44,7 @@ def ucx_defaults(memory: str, host: str) -> dict[str, str]:
         "UCX_TCP_RX_SEG_SIZE": segment,
         "UCX_TCP_SNDBUF": "4m",
         "UCX_TCP_RCVBUF": "4m",
+        "UCX_CMA_SEG_SIZE": "2m",
         "UCX_LOG_FILE": "stderr",
         "NIXL_LOG_LEVEL": "WARN",
     }
