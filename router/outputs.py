@@ -1,7 +1,7 @@
 """What one request has produced so far, and the streams that follow it.
 
 The request's own task appends; each subscriber reads at its own pace from the first token
-on. A subscriber that is slow, or came late, gets everything that waits in one message.
+on. A subscriber that is slow, or came late, gets what waits in few messages.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 from baton.v1 import inference_pb2, types_pb2
+
+MAX_TOKENS_PER_MESSAGE = 2048
+"""With 20 log-probabilities each they stay well under gRPC's usual limit of 4 MiB."""
 
 
 class OutputLog:
@@ -70,7 +73,10 @@ class OutputLog:
         while True:
             await wakeup.wait()
             wakeup.clear()
-            message = self._message_from(num_sent)
+            while len(self.token_ids) - num_sent > MAX_TOKENS_PER_MESSAGE:
+                yield self._message(num_sent, num_sent + MAX_TOKENS_PER_MESSAGE)
+                num_sent += MAX_TOKENS_PER_MESSAGE
+            message = self._message(num_sent, len(self.token_ids))
             num_sent = len(self.token_ids)
             if self._last_message is not None:
                 text = message.text + self._last_message.text
@@ -83,13 +89,13 @@ class OutputLog:
             if self._error is not None and num_sent == len(self.token_ids):
                 raise self._error
 
-    def _message_from(self, start: int) -> inference_pb2.GenerateResponse:
+    def _message(self, start: int, end: int) -> inference_pb2.GenerateResponse:
         return inference_pb2.GenerateResponse(
             request_id=self._request_id,
-            text="".join(self._texts[start:]),
-            token_ids=self.token_ids[start:],
+            text="".join(self._texts[start:end]),
+            token_ids=self.token_ids[start:end],
             output_index=start,
-            logprobs=self._logprobs[start:],
+            logprobs=self._logprobs[start:end],
         )
 
     def _notify(self) -> None:

@@ -49,6 +49,20 @@ async def test_a_slow_subscriber_gets_what_waits_in_one_message():
     assert (second.text, list(second.token_ids), second.output_index) == ("bc", [2, 3], 1)
 
 
+async def test_a_long_backlog_comes_in_messages_of_bounded_size(monkeypatch):
+    monkeypatch.setattr("router.outputs.MAX_TOKENS_PER_MESSAGE", 2)
+    log = OutputLog("r")
+    for token_id in range(5):
+        log.append(token_id, str(token_id), types_pb2.TokenLogprobs(logprob=-token_id))
+    log.finish(END)
+    with log.subscribe() as messages:
+        received = await read_all(messages)
+    assert [list(message.token_ids) for message in received] == [[0, 1], [2, 3], [4]]
+    assert [message.text for message in received] == ["01", "23", "4!"]
+    assert [message.output_index for message in received] == [0, 2, 4]
+    assert [len(message.logprobs) for message in received] == [2, 2, 1]
+
+
 async def test_an_error_comes_after_the_tokens_that_are_there():
     log = OutputLog("r")
     log.append(1, "a")
