@@ -82,11 +82,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 async def _worker_status(link: WorkerLink, audit: bool) -> worker_pb2.WorkerStatus:
     """The worker's own answer, or what the registry said of it with state UNREACHABLE."""
+    # A task of its own: a channel that is closed under a call cancels whoever waits for it.
+    asking = asyncio.create_task(_ask(link, worker_pb2.WorkerStatusRequest(audit=audit)))
+    await asyncio.wait({asking})
     try:
-        return await link.worker.GetWorkerStatus(
-            worker_pb2.WorkerStatusRequest(audit=audit), timeout=_STATUS_TIMEOUT_S
-        )
-    except grpc.RpcError:
+        return asking.result()
+    except (grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError):
         record = link.record
         return worker_pb2.WorkerStatus(
             id=record.worker_id,
@@ -96,3 +97,9 @@ async def _worker_status(link: WorkerLink, audit: bool) -> worker_pb2.WorkerStat
             epoch=record.epoch,
             state=types_pb2.WORKER_STATE_UNREACHABLE,
         )
+
+
+async def _ask(
+    link: WorkerLink, request: worker_pb2.WorkerStatusRequest
+) -> worker_pb2.WorkerStatus:
+    return await link.worker.GetWorkerStatus(request, timeout=_STATUS_TIMEOUT_S)

@@ -55,6 +55,7 @@ class FakeWorker(
         self.load = types_pb2.Load(blocks=types_pb2.BlockStats(total=100, free=100))
         self.refusal: BatonError | None = None
         self.is_silent = False
+        self.status_delay_s = 0.0
         self.dispatches: list[worker_pb2.Dispatch] = []
         self.aborts: list[tuple[str, int]] = []
         self._outboxes: dict[str, asyncio.Queue[worker_pb2.SequenceOutput]] = {}
@@ -94,6 +95,7 @@ class FakeWorker(
         return worker_pb2.AbortReply(was_known=True)
 
     async def GetWorkerStatus(self, request, context) -> worker_pb2.WorkerStatus:
+        await asyncio.sleep(self.status_delay_s)
         audit = worker_pb2.Audit(ok=True) if request.audit else None
         return worker_pb2.WorkerStatus(
             id=self.record.worker_id, state=self.record.state, load=self.load, audit=audit

@@ -77,6 +77,18 @@ async def test_a_worker_that_drains_and_leaves_is_forgotten(serve):
             await wait_for(lambda: len(s.router._pool.links) == 2)
 
 
+async def test_a_worker_that_is_let_go_while_it_is_asked_is_shown_as_unreachable(serve):
+    async with serve() as s:
+        s.decodes[0].status_delay_s = 1.5
+        asking = asyncio.create_task(statuses(s))
+        await asyncio.sleep(0.2)
+        s.router._pool._drop(s.router._pool._links["decode-0"])
+        assert await asking == {
+            "prefill-0": "WORKER_STATE_READY",
+            "decode-0": "WORKER_STATE_UNREACHABLE",
+        }
+
+
 async def test_a_killed_worker_is_shown_as_unreachable(serve):
     async with serve() as s:
         await s.decodes[0].stop()
