@@ -63,8 +63,11 @@ async def test_a_router_says_when_it_is_ready_and_stops_on_a_signal(start, redis
 
 async def test_without_workers_a_router_listens_but_is_not_ready(start):
     router = await start("--port", "0")
+    async with asyncio.timeout(20):
+        while b"registry_reached" not in await router.stderr.readline():
+            pass
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(0.5):
             await router.stdout.readline()
     router.send_signal(signal.SIGTERM)
     assert await router.wait() == 0
