@@ -18,7 +18,8 @@ from client._async import AsyncBatonClient
 from client.launch_plan import LaunchPlan, UpConfig, make_plan
 from client.launcher import ReadyStack, Stack
 from client.model_source import find_model
-from core.errors import InvalidArgument, StartupError
+from core.errors import InvalidArgument, StartupError, Unavailable
+from core.registry import connect_redis, redis_errors
 
 # Passed on to every worker as they are.
 _WORKER_FLAGS = (
@@ -32,6 +33,7 @@ _WORKER_FLAGS = (
     ("--max-num-batched-tokens", "N", "tokens in one step"),
 )
 _ANSWER_TOKENS = 128
+_REDIS_TIMEOUT_S = 5.0
 
 
 def add_command(commands: Subcommands) -> None:
@@ -102,12 +104,26 @@ def run(args: argparse.Namespace) -> int:
 async def _up(args: argparse.Namespace) -> int:
     _cancel_on_signals()
     try:
+        if args.redis is not None:
+            await _require_redis(args.redis)
         model = await find_model(args.model, _say)
         with _log_dir(args.log_dir) as log_dir:
             plan = make_plan(_config(args, str(model.path), model.name), log_dir)
             return await serve(plan, log_dir, question=args.ask, once=args.once)
     except asyncio.CancelledError:
         return 130
+
+
+async def _require_redis(url: str) -> None:
+    """Running stacks do without their Redis for a while, but workers find each other there."""
+    redis = connect_redis(url, timeout_s=_REDIS_TIMEOUT_S)
+    try:
+        with redis_errors():
+            await redis.ping()
+    except Unavailable as error:
+        raise StartupError(f"{url} cannot be reached: {error.message}") from error
+    finally:
+        await redis.aclose()
 
 
 async def serve(

@@ -100,3 +100,10 @@ def test_a_missing_model_is_one_line(capsys):
     assert main(["up", "--model", "/does/not/exist"]) == 1
     error = capsys.readouterr().err
     assert "/does/not/exist" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "localhost"])
+def test_a_given_redis_that_is_not_there_is_one_line(tmp_path, capsys, url):
+    assert main(["up", "--model", str(tmp_path), "--redis", url]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and url in error and error.count("\n") == 1
