@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.raw_socket import socket_pair
+from bench.relay import relay
 from kvtransfer.local_peer import LocalPeer
 from kvtransfer.measure import paired, ucx_log, ucx_route
 
@@ -38,6 +39,8 @@ class Way:
     """Whether the owner of the blocks lives in a PID namespace of its own, as in another pod."""
     buffer_bytes: int | None = None
     """Of SOCKET: fixed socket buffers."""
+    bits_per_s: float | None = None
+    """Of tcp: the rate of a relay in between."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +126,16 @@ async def _open_pair(way: Way, shape: tuple[int, int]) -> AsyncIterator[_Pair]:
         with socket_pair(shape, way.buffer_bytes) as raw:
             yield raw
         return
-    with _children_apart() if way.is_apart else contextlib.nullcontext():
-        peer = LocalPeer(way.transport, "owner@1", shape, seed=0)
-    try:
+    with contextlib.ExitStack() as stack:
+        with _children_apart() if way.is_apart else contextlib.nullcontext():
+            peer = LocalPeer(way.transport, "owner@1", shape, seed=0)
+        stack.callback(peer.kill)
+        if way.bits_per_s is not None:
+            owner = (peer.descriptor.host, peer.descriptor.port)
+            peer.descriptor.port = stack.enter_context(relay(owner, way.bits_per_s))
         async with paired(peer) as pair:
             await pair.test()
             yield pair
-    finally:
-        peer.kill()
 
 
 @contextlib.contextmanager
