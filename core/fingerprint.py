@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.v1 import types_pb2
 from core.hashing import scope_hash
 
-_FIELDS = ("model", "dtype", "layout", "block_size", "block_bytes", "hash_seed")
+_FIELDS = ("model", "dtype", "layout", "block_size", "block_bytes", "hash_seed", "kv_transport")
 
 
 def mismatches(own: types_pb2.Fingerprint, peer: types_pb2.Fingerprint) -> list[str]:

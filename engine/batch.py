@@ -56,7 +56,8 @@ class SampledToken:
 
 @dataclass(frozen=True)
 class StepResult:
-    """`tokens[i]` belongs to the batch's i-th sequence; None where it does not sample."""
+    """`tokens[i]` belongs to the batch's i-th sequence; None where it does not sample, and where
+    it should but its logits are not finite: such a sequence cannot go on."""
 
     tokens: tuple[SampledToken | None, ...]
 

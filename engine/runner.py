@@ -29,8 +29,8 @@ class ModelRunner:
         """Computes the batch's tokens, fills their KV, samples where the batch says so.
 
         Decodes and prefill chunks run in one forward pass. `after_layer` is called on this
-        thread each time one more layer's KV is complete in memory. Raises InternalError when logits
-        are not finite.
+        thread each time one more layer's KV is complete in memory.
+        A sequence whose logits are not finite gets no token.
         """
         # Single tokens first: they are attended together.
         order = sorted(

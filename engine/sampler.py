@@ -15,7 +15,6 @@ from collections.abc import Sequence as Rows
 
 import torch
 
-from core.errors import InternalError
 from core.sampling import SamplingParams
 from engine.batch import Logprobs, SampledToken
 from engine.sequence import Sequence
@@ -25,21 +24,25 @@ _NUM_CANDIDATES = 1024
 """How many of the largest logits top_p sorts before it sorts them all."""
 
 
-def sample(logits: torch.Tensor, sequences: Rows[Sequence]) -> list[SampledToken]:
+def sample(logits: torch.Tensor, sequences: Rows[Sequence]) -> list[SampledToken | None]:
     """One token per row. `logits`: [rows, vocab_size], of any floating dtype.
 
-    Raises InternalError, naming the request, when a row's largest logit is not finite.
+    A row whose largest logit is not finite gets None: no token follows from it.
     """
     largest, greedy_ids = logits.max(dim=-1)
-    _check_finite(largest, sequences)
+    is_finite: list[bool] = torch.isfinite(largest).tolist()
     token_ids: list[int] = greedy_ids.tolist()
+    sampled: list[SampledToken | None] = []
     for row, sequence in enumerate(sequences):
+        if not is_finite[row]:
+            sampled.append(None)
+            continue
+        token_id = token_ids[row]
         if _needs_more_than_argmax(sequence):
-            token_ids[row] = _choose(logits[row], sequence)
-    return [
-        SampledToken(token_id, _logprobs(logits[row], token_id, sequence.sampling.logprobs))
-        for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True))
-    ]
+            token_id = _choose(logits[row], sequence)
+        logprobs = _logprobs(logits[row], token_id, sequence.sampling.logprobs)
+        sampled.append(SampledToken(token_id, logprobs))
+    return sampled
 
 
 def uniform(seed: int, output_index: int) -> float:
@@ -56,17 +59,6 @@ def _mix(value: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return value ^ (value >> 31)
-
-
-def _check_finite(largest: torch.Tensor, sequences: Rows[Sequence]) -> None:
-    is_finite = torch.isfinite(largest)
-    if not bool(is_finite.all()):
-        broken = [
-            sequence.request_id
-            for sequence, is_fine in zip(sequences, is_finite.tolist(), strict=True)
-            if not is_fine
-        ]
-        raise InternalError(f"logits are not finite for request {', '.join(broken)}")
 
 
 def _needs_more_than_argmax(sequence: Sequence) -> bool:

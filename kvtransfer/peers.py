@@ -97,11 +97,6 @@ class PeerDirectory:
             raise from_exception(error) from error
         if reply.epoch != peer.epoch:
             raise Unavailable(f"{peer.worker_id} has restarted since this was dispatched")
-        own = self._transport.descriptor().transport
-        if reply.transport.transport != own:
-            raise FailedPrecondition(
-                f"KV transports differ: own {own!r}, {peer.worker_id} {reply.transport.transport!r}"
-            )
         return reply
 
     async def close(self) -> None:

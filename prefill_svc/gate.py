@@ -20,6 +20,8 @@ class Ticket:
     decode_worker: str
     num_tokens: int
     num_blocks: int
+    arrival: int = 0
+    """Order over all lines; the gate sets it."""
     entered: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -34,6 +36,7 @@ class Gate:
         self._num_pinned = num_pinned
         self._waiting: dict[str, deque[Ticket]] = {}
         self._inside: set[Ticket] = set()
+        self._num_arrivals = 0
 
     @property
     def num_waiting(self) -> int:
@@ -45,6 +48,8 @@ class Gate:
 
     async def enter(self, ticket: Ticket) -> None:
         """Waits for its turn. Pair with `leave`, also when this is cancelled."""
+        self._num_arrivals += 1
+        ticket.arrival = self._num_arrivals
         self._waiting.setdefault(ticket.decode_worker, deque()).append(ticket)
         self.update()
         await ticket.entered.wait()
@@ -59,19 +64,31 @@ class Gate:
 
     def update(self) -> None:
         """Lets in whoever fits now; called whenever room may have become free."""
-        for worker in list(self._waiting):
-            line = self._waiting[worker]
-            while line and self._fits(line[0]):
-                ticket = line.popleft()
-                self._inside.add(ticket)
-                ticket.entered.set()
+        while (ticket := self._next()) is not None:
+            line = self._waiting[ticket.decode_worker]
+            line.popleft()
             if not line:
-                del self._waiting[worker]
+                del self._waiting[ticket.decode_worker]
+            self._inside.add(ticket)
+            ticket.entered.set()
 
-    def _fits(self, ticket: Ticket) -> bool:
+    def _next(self) -> Ticket | None:
+        """Who comes next: of the heads of all lines, the one that has waited longest.
+
+        One that has to wait for its decode worker holds up only its own line; one that has to
+        wait for pinned blocks, which all share, holds up all, or a large one would starve.
+        """
+        heads = sorted((line[0] for line in self._waiting.values()), key=lambda t: t.arrival)
+        for ticket in heads:
+            if self._is_near_its_turn(ticket):
+                return ticket if self._has_room(ticket) else None
+        return None
+
+    def _is_near_its_turn(self, ticket: Ticket) -> bool:
         ahead = [other for other in self._inside if other.decode_worker == ticket.decode_worker]
         tokens = sum(other.num_tokens for other in ahead)
-        if ahead and tokens + ticket.num_tokens > self._max_tokens_ahead:
-            return False
+        return not ahead or tokens + ticket.num_tokens <= self._max_tokens_ahead
+
+    def _has_room(self, ticket: Ticket) -> bool:
         pinned = self._num_pinned() + sum(other.num_blocks for other in self._inside)
         return pinned == 0 or pinned + ticket.num_blocks <= self._max_pinned_blocks

@@ -21,6 +21,7 @@ from router.request import Generation, RequestRun
 
 REMEMBER_S = 60.0
 MAX_REMEMBERED = 1024
+MAX_REMEMBERED_TOKENS = 200_000
 
 
 @dataclass(eq=False)
@@ -42,6 +43,7 @@ class RequestTable:
         self._numbers = itertools.count()
         self._running: dict[str, _Entry] = {}
         self._finished: OrderedDict[str, _Entry] = OrderedDict()
+        self._num_remembered_tokens = 0
 
     @property
     def num_running(self) -> int:
@@ -107,15 +109,19 @@ class RequestTable:
         if entry.is_named and entry.run.log.is_finished:
             entry.finished_at = asyncio.get_running_loop().time()
             self._finished[entry.request_id] = entry
+            self._num_remembered_tokens += len(entry.run.log.token_ids)
             self._forget_old()
 
     def _forget_old(self) -> None:
         horizon = asyncio.get_running_loop().time() - REMEMBER_S
         while self._finished:
             request_id, entry = next(iter(self._finished.items()))
-            if entry.finished_at > horizon and len(self._finished) <= MAX_REMEMBERED:
+            is_small = len(self._finished) <= MAX_REMEMBERED
+            is_small &= self._num_remembered_tokens <= MAX_REMEMBERED_TOKENS
+            if entry.finished_at > horizon and is_small:
                 return
             del self._finished[request_id]
+            self._num_remembered_tokens -= len(entry.run.log.token_ids)
 
 
 def _digest(request: inference_pb2.GenerateRequest) -> bytes:

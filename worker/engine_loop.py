@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from core.errors import InternalError
 from core.logs import event
 from engine.batch import SequenceUpdate, StepBatch, StepResult
 from engine.scheduler import Scheduler
@@ -115,7 +116,16 @@ class EngineLoop:
             logger.exception("step failed")
             self._fail(batch, observer, error)
             return
+        broken = [
+            item.sequence
+            for item, token in zip(batch.sequences, result.tokens, strict=True)
+            if item.samples and token is None
+        ]
+        for sequence in broken:
+            self.scheduler.abort(sequence.key)
         observer.on_updates(self.scheduler.postprocess(batch, result))
+        for sequence in broken:
+            observer.on_failed(sequence, InternalError("the model's logits are not finite"))
 
     def _fail(self, batch: StepBatch, observer: StepObserver, error: Exception) -> None:
         sequences = [item.sequence for item in batch.sequences]

@@ -16,7 +16,7 @@ from core.rpc import RpcServer, run_service, wait_for_stop_signal
 from core.settings import load_settings
 from engine.engine import Engine, load_engine
 from engine.kv_cache import LAYOUT_NAME
-from kvtransfer.base import MemoryRegion
+from kvtransfer.base import MemoryRegion, Transport
 from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity
 from kvtransfer.select import make_transport
@@ -42,15 +42,13 @@ def run(prog: str, make_service: ServiceFactory) -> int:
 async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None:
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="device") as device:
         engine, digest = await asyncio.get_running_loop().run_in_executor(device, _load, settings)
-        identity = Identity(
-            worker_id=settings.worker_id,
-            epoch=time.time_ns() // 1000,
-            fingerprint=_fingerprint(engine, digest),
-        )
+        epoch = time.time_ns() // 1000
         region = _memory_region(settings, engine)
         host_name = settings.advertise_host or settings.host
-        agent = f"{settings.worker_id}@{identity.epoch}"
+        agent = f"{settings.worker_id}@{epoch}"
         transport = make_transport(settings.kv_transport, agent, region, host_name)
+        fingerprint = _fingerprint(engine, digest, transport)
+        identity = Identity(settings.worker_id, epoch, fingerprint)
         await transport.start()
         parts = Parts(engine, device, transport, BlockDigests(region), identity)
         server = RpcServer(settings.host, settings.port)
@@ -90,7 +88,7 @@ def _log_progress(message: str) -> None:
     event(logger, logging.INFO, "loading", step=message)
 
 
-def _fingerprint(engine: Engine, digest: str) -> types_pb2.Fingerprint:
+def _fingerprint(engine: Engine, digest: str, transport: Transport) -> types_pb2.Fingerprint:
     return types_pb2.Fingerprint(
         model=digest,
         dtype=engine.dtype,
@@ -98,6 +96,7 @@ def _fingerprint(engine: Engine, digest: str) -> types_pb2.Fingerprint:
         block_size=engine.pool.block_size,
         block_bytes=engine.kv_cache.block_bytes,
         hash_seed=HASH_SEED,
+        kv_transport=transport.name,
     )
 
 

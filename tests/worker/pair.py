@@ -67,6 +67,7 @@ async def worker(
             block_size=engine.pool.block_size,
             block_bytes=engine.kv_cache.block_bytes,
             hash_seed="test",
+            kv_transport=config.kv_transport,
         )
         identity = Identity(worker_id, next(_epochs), fingerprint)
         cache = engine.kv_cache

@@ -66,3 +66,15 @@ async def test_a_request_that_leaves_the_line_lets_the_next_one_in() -> None:
     assert third.entered.is_set()
     assert gate.num_waiting == 0
     await _cancel(tasks)
+
+
+async def test_small_prompts_for_others_do_not_starve_a_large_one() -> None:
+    pinned = 8
+    gate = Gate(max_tokens_ahead=1000, max_pinned_blocks=10, num_pinned=lambda: pinned)
+    large, small = Ticket("d0", 100, 9), Ticket("d1", 10, 1)
+    tasks = await _enter(gate, large, small)
+    assert not small.entered.is_set()
+    pinned = 0
+    gate.update()
+    assert [large.entered.is_set(), small.entered.is_set()] == [True, True]
+    await _cancel(tasks)

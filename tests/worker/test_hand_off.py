@@ -10,6 +10,7 @@ import pytest
 from baton.v1 import types_pb2, worker_pb2
 from core.errors import FailedPrecondition, InvalidArgument, Unavailable, from_exception
 from decode_svc.service import DecodeService
+from engine.batch import StepResult
 from tests import tiny_models
 from tests.engine.harness import make_prompt, reference_tokens
 from tests.worker.pair import Pair, pair, worker
@@ -240,6 +241,31 @@ async def test_a_step_that_fails_on_the_device_fails_its_requests_only(
         await both.until_idle()
         prompt = make_prompt(20)
         assert (await both.generate(prompt, "next")).output == expected(prompt)
+
+
+async def test_a_sequence_without_finite_logits_fails_alone(
+    folder: Path, expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(folder) as both:
+        runner = type(both.decode.host.engine.runner)
+        real_execute = runner.execute
+
+        def execute(self, batch, after_layer=None):  # type: ignore[no-untyped-def]
+            result = real_execute(self, batch, after_layer)
+            broken = [item.sequence.request_id == "broken" for item in batch.sequences]
+            kept = (None if b else t for b, t in zip(broken, result.tokens, strict=True))
+            return StepResult(tuple(kept))
+
+        monkeypatch.setattr(runner, "execute", execute)
+        prompts = [make_prompt(20, seed) for seed in range(3)]
+        good, broken, other = await asyncio.gather(
+            both.generate(prompts[0], "good", max_tokens=40),
+            both.generate(prompts[1], "broken", max_tokens=40),
+            both.generate(prompts[2], "other", max_tokens=40),
+        )
+        assert "not finite" in str(broken.error)
+        assert good.output == expected(prompts[0], 40)
+        assert other.output == expected(prompts[2], 40)
 
 
 async def test_a_repeated_dispatch_starts_nothing_twice(folder: Path, expected) -> None:

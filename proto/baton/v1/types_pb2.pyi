@@ -302,6 +302,7 @@ class Fingerprint(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     HASH_SEED_FIELD_NUMBER: _builtins.int
+    KV_TRANSPORT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """digest of config and weights' identity"""
     dtype: _builtins.str
@@ -312,6 +313,8 @@ class Fingerprint(_message.Message):
     block_bytes: _builtins.int
     hash_seed: _builtins.str
     """scope seed of the block hash"""
+    kv_transport: _builtins.str
+    """backend of the KV transfer"""
     def __init__(
         self,
         *,
@@ -321,10 +324,11 @@ class Fingerprint(_message.Message):
         block_size: _builtins.int = ...,
         block_bytes: _builtins.int = ...,
         hash_seed: _builtins.str = ...,
+        kv_transport: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "hash_seed", b"hash_seed", "layout", b"layout", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "hash_seed", b"hash_seed", "kv_transport", b"kv_transport", "layout", b"layout", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
