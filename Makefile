@@ -57,7 +57,8 @@ docs: $(RUN_STAMP) ## generate docs/cli.md anew
 	$(BIN)/python -m client.cli_reference > docs/cli.md
 
 bench: $(DEV_STAMP) ## run the quick benchmarks
-	$(BIN)/python -m bench.kv
+	$(BIN)/python -m bench.kv --quick
+	$(BIN)/python -m bench.handoff --quick
 	$(BIN)/python -m bench.idle
 
 $(BIN)/python:
