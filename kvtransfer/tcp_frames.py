@@ -1,34 +1,24 @@
-"""What both ends of the tcp transport share: frames, and blocks as runs of bytes.
+"""What both ends of the tcp transport share: frames on a socket, and blocks as runs of bytes.
 
 Every fault of the connection or the protocol is an OSError here.
 """
 
 from __future__ import annotations
 
-import ctypes
 import socket
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from kvtransfer.base import BlockPart, MemoryRegion
+from kvtransfer.base import BlockPart
+from kvtransfer.send_receive import LENGTH_BYTES, M, frame, parse, payload_length
 
-M = TypeVar("M", bound=Message)
-
-MAX_FRAME_BYTES = 4 << 20
-"""A read of 800,000 blocks fits; longer frames are refused before they are read."""
 SEGMENT_BYTES = 1 << 20
 """Most bytes for one system call: larger ones fall out of the cache and take twice as long."""
 ACCEPTED = b"\x00"
 """The owner's answer to a hello that names it."""
 DEAD_PEER_S = 30
 """After this long without an answer from the peer's kernel the connection fails."""
-
-
-def region_view(region: MemoryRegion) -> memoryview:
-    """The registered memory as bytes, writable, without a copy."""
-    return memoryview((ctypes.c_ubyte * region.num_bytes).from_address(region.address)).cast("B")
 
 
 def tune(connection: socket.socket) -> None:
@@ -60,26 +50,19 @@ def _segments(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def send_frame(connection: socket.socket, message: Message) -> None:
-    payload = message.SerializeToString()
-    connection.sendall(len(payload).to_bytes(4, "big") + payload)
+    connection.sendall(frame(message))
 
 
 def receive_frame(connection: socket.socket, kind: type[M]) -> M | None:
     """The next message; None when the peer closed between two frames."""
-    header = bytearray(4)
+    header = bytearray(LENGTH_BYTES)
     num_bytes = connection.recv_into(header)
     if num_bytes == 0:
         return None
     receive_into(connection, memoryview(header)[num_bytes:])
-    length = int.from_bytes(header, "big")
-    if length > MAX_FRAME_BYTES:
-        raise ConnectionError(f"a frame of {length} bytes")
-    payload = bytearray(length)
+    payload = bytearray(payload_length(header))
     receive_into(connection, memoryview(payload))
-    try:
-        return kind.FromString(bytes(payload))
-    except DecodeError as error:
-        raise ConnectionError(f"not a {kind.__name__}") from error
+    return parse(kind, payload)
 
 
 def receive_into(connection: socket.socket, view: memoryview) -> None:

@@ -95,7 +95,7 @@ class TcpPeer:
 
     def _read(self, pull: ThreadPull) -> None:
         assert self._connection is not None
-        request = kv_transfer_pb2.TcpRead(
+        request = kv_transfer_pb2.KvRead(
             block_ids=[copy.source for copy in pull.copies],
             offset=pull.part.offset,
             num_bytes=pull.part.num_bytes,
@@ -114,7 +114,7 @@ class TcpPeer:
         connection = socket.create_connection(address, CONNECT_TIMEOUT_S)
         try:
             tune(connection)
-            send_frame(connection, kv_transfer_pb2.TcpHello(agent=self._descriptor.agent))
+            send_frame(connection, kv_transfer_pb2.KvHello(agent=self._descriptor.agent))
             if connection.recv(len(ACCEPTED)) != ACCEPTED:
                 raise ConnectionError("it is not this agent")
             connection.settimeout(None)

@@ -14,8 +14,9 @@ import time
 
 from baton.v1 import kv_transfer_pb2
 from core import logs
-from kvtransfer.base import BlockPart, MemoryRegion
-from kvtransfer.tcp_frames import ACCEPTED, receive_frame, region_view, runs, tune
+from kvtransfer.base import MemoryRegion
+from kvtransfer.send_receive import region_view, requested_part
+from kvtransfer.tcp_frames import ACCEPTED, receive_frame, runs, tune
 
 logger = logging.getLogger(__name__)
 
@@ -88,28 +89,17 @@ class TcpServer:
     def _answer(self, connection: socket.socket) -> None:
         tune(connection)
         connection.settimeout(HELLO_TIMEOUT_S)
-        hello = receive_frame(connection, kv_transfer_pb2.TcpHello)
+        hello = receive_frame(connection, kv_transfer_pb2.KvHello)
         if hello is None:
             return
         if hello.agent != self._agent:
             raise ConnectionError(f"a reader looked for {hello.agent!r} at {self._agent!r}")
         connection.sendall(ACCEPTED)
         connection.settimeout(None)
-        while (read := receive_frame(connection, kv_transfer_pb2.TcpRead)) is not None:
-            part = self._checked_part(read)
+        while (read := receive_frame(connection, kv_transfer_pb2.KvRead)) is not None:
+            part = requested_part(read, self._region)
             for offset, num_bytes in runs(read.block_ids, self._region.block_bytes, part):
                 connection.sendall(self._memory[offset : offset + num_bytes])
-
-    def _checked_part(self, read: kv_transfer_pb2.TcpRead) -> BlockPart:
-        """What of each block is asked for. Raises ConnectionError for any byte out of bounds."""
-        if not all(0 <= block_id < self._region.num_blocks for block_id in read.block_ids):
-            raise ConnectionError("a reader asked for a block outside the pool")
-        if read.offset == read.num_bytes == 0:
-            return self._region.whole_block
-        part = BlockPart(read.offset, read.num_bytes)
-        if not part.is_inside(self._region.block_bytes):
-            raise ConnectionError("a reader asked for bytes outside a block")
-        return part
 
 
 def _shut_down(connection: socket.socket) -> None:

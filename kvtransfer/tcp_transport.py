@@ -9,7 +9,7 @@ from baton.v1 import kv_transfer_pb2
 from core.errors import StartupError, TransferError
 from kvtransfer.base import BlockCopy, BlockPart, MemoryRegion, Pull, Transport
 from kvtransfer.pulls import ThreadPull, check_peer, pull_fault
-from kvtransfer.tcp_frames import region_view
+from kvtransfer.send_receive import region_view
 from kvtransfer.tcp_peer import TcpPeer
 from kvtransfer.tcp_server import TcpServer
 

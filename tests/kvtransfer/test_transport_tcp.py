@@ -40,13 +40,13 @@ def reader(port: int) -> Iterator[socket.socket]:
 
 
 def greet(connection: socket.socket, agent: str) -> bytes:
-    send_frame(connection, kv_transfer_pb2.TcpHello(agent=agent))
+    send_frame(connection, kv_transfer_pb2.KvHello(agent=agent))
     return connection.recv(1)
 
 
 def test_a_reader_gets_the_blocks_in_the_order_it_asked_for(reader: socket.socket) -> None:
     assert greet(reader, "p@1") == ACCEPTED
-    send_frame(reader, kv_transfer_pb2.TcpRead(block_ids=[3, 0]))
+    send_frame(reader, kv_transfer_pb2.KvRead(block_ids=[3, 0]))
     answer = bytearray(2 * BLOCK_BYTES)
     receive_into(reader, memoryview(answer))
     assert answer == block_content(7, 3, BLOCK_BYTES) + block_content(7, 0, BLOCK_BYTES)
@@ -54,7 +54,7 @@ def test_a_reader_gets_the_blocks_in_the_order_it_asked_for(reader: socket.socke
 
 def test_a_reader_gets_the_part_of_each_block_that_it_asked_for(reader: socket.socket) -> None:
     greet(reader, "p@1")
-    send_frame(reader, kv_transfer_pb2.TcpRead(block_ids=[3, 0], offset=60, num_bytes=4))
+    send_frame(reader, kv_transfer_pb2.KvRead(block_ids=[3, 0], offset=60, num_bytes=4))
     answer = bytearray(8)
     receive_into(reader, memoryview(answer))
     assert answer == block_content(7, 3, 4) + block_content(7, 0, 4)
@@ -65,7 +65,7 @@ def test_bytes_outside_a_block_cut_the_reader_off(
     reader: socket.socket, offset: int, num_bytes: int
 ) -> None:
     greet(reader, "p@1")
-    send_frame(reader, kv_transfer_pb2.TcpRead(block_ids=[0], offset=offset, num_bytes=num_bytes))
+    send_frame(reader, kv_transfer_pb2.KvRead(block_ids=[0], offset=offset, num_bytes=num_bytes))
     assert reader.recv(1) == b""
 
 
@@ -76,7 +76,7 @@ def test_a_reader_of_a_former_life_is_cut_off(reader: socket.socket) -> None:
 @pytest.mark.parametrize("block_id", [4, -1])
 def test_a_block_outside_the_pool_cuts_the_reader_off(reader: socket.socket, block_id: int) -> None:
     greet(reader, "p@1")
-    send_frame(reader, kv_transfer_pb2.TcpRead(block_ids=[0, block_id]))
+    send_frame(reader, kv_transfer_pb2.KvRead(block_ids=[0, block_id]))
     assert reader.recv(1) == b""
 
 

@@ -39,15 +39,15 @@ class TransportDescriptor(_message.Message):
     DEVICE_ID_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     transport: _builtins.str
-    """"nixl" or "tcp" """
+    """"nixl", "ucxx" or "tcp" """
     agent: _builtins.str
     """worker id and epoch"""
     metadata: _builtins.bytes
     """nixl: agent metadata"""
     host: _builtins.str
-    """tcp"""
+    """ucxx, tcp"""
     port: _builtins.int
-    """tcp"""
+    """ucxx, tcp"""
     base_address: _builtins.int
     block_bytes: _builtins.int
     num_blocks: _builtins.int
@@ -77,17 +77,19 @@ class TransportDescriptor(_message.Message):
 Global___TransportDescriptor: _TypeAlias = TransportDescriptor  # noqa: Y015
 
 @_typing.final
-class TcpHello(_message.Message):
-    """tcp transport: D -> P on a data socket, each behind a 4-byte big-endian length.
-    P answers a hello with one zero byte and a read with the blocks' bytes, in order;
-    it closes on a wrong name, bytes outside its pool or its blocks, and anything else.
+class KvHello(_message.Message):
+    """The transports whose owner sends (ucxx, tcp): D -> P on a connection of its own, each
+    behind a 4-byte big-endian length. P closes it on a wrong name, bytes outside its pool or
+    its blocks, and anything else.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENT_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """the peer that the reader believes it talks to"""
+    """The peer that the reader believes it talks to. tcp answers it with one zero byte,
+    ucxx with a hello that gives P's own name.
+    """
     def __init__(
         self,
         *,
@@ -99,18 +101,25 @@ class TcpHello(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TcpHello: _TypeAlias = TcpHello  # noqa: Y015
+Global___KvHello: _TypeAlias = KvHello  # noqa: Y015
 
 @_typing.final
-class TcpRead(_message.Message):
+class KvRead(_message.Message):
+    """Answered by the blocks' bytes, in order: on the connection (tcp), or as one tagged
+    message a block (ucxx).
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """The same bytes of each block; both 0: whole blocks."""
     num_bytes: _builtins.int
+    tag: _builtins.int
+    """ucxx: of the messages that answer"""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -119,14 +128,15 @@ class TcpRead(_message.Message):
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
         offset: _builtins.int = ...,
         num_bytes: _builtins.int = ...,
+        tag: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "num_bytes", b"num_bytes", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "num_bytes", b"num_bytes", "offset", b"offset", "tag", b"tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TcpRead: _TypeAlias = TcpRead  # noqa: Y015
+Global___KvRead: _TypeAlias = KvRead  # noqa: Y015
 
 @_typing.final
 class HandshakeRequest(_message.Message):
