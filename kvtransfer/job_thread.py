@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import queue
+import selectors
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -45,7 +47,7 @@ class JobThread:
 
     def post(self, job: Callable[[], None]) -> None:
         """Queues `job`, which must not raise. Never blocks."""
-        self._jobs.put(job)
+        self._put(job)
 
     async def call(self, function: Callable[[], T]) -> T:
         """Runs `function` on the thread and returns or raises what it does.
@@ -72,14 +74,14 @@ class JobThread:
         """Ends the thread after the jobs already queued and waits for it."""
         if self.is_running:
             self._is_stopped = True
-            self._jobs.put(None)
+            self._put(None)
             await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
         timeout_s: float | None = None
         while True:
             try:
-                job = self._jobs.get(timeout=timeout_s)
+                job = self._next_job(timeout_s)
             except queue.Empty:
                 pass
             else:
@@ -87,3 +89,56 @@ class JobThread:
                     return
                 job()
             timeout_s = self._tick()
+
+    def _put(self, job: Callable[[], None] | None) -> None:
+        """Hands the thread a job; None asks it to end."""
+        self._jobs.put(job)
+
+    def _next_job(self, timeout_s: float | None) -> Callable[[], None] | None:
+        """Waits for what `_put` gave. Raises queue.Empty when it is time for a tick."""
+        return self._jobs.get(timeout=timeout_s)
+
+
+class WatchingThread(JobThread):
+    """A JobThread whose `tick` runs also when a file descriptor becomes readable.
+
+    Everything but the jobs and the tick is called on one thread, the event loop's.
+    """
+
+    def __init__(self, name: str, tick: Callable[[], float | None]) -> None:
+        super().__init__(name, tick)
+        self._selector = selectors.DefaultSelector()
+        self._wake_fd: int | None = None
+
+    def watch(self, fd: int) -> None:
+        """From now on `tick` runs when `fd` is readable; called in a job."""
+        self._selector.register(fd, selectors.EVENT_READ)
+
+    def start(self) -> None:
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ)
+        super().start()
+
+    def _put(self, job: Callable[[], None] | None) -> None:
+        super()._put(job)
+        if self._wake_fd is not None:
+            os.eventfd_write(self._wake_fd, 1)
+
+    async def stop(self) -> None:
+        await super().stop()
+        self._selector.close()
+        if self._wake_fd is not None:
+            os.close(self._wake_fd)
+            self._wake_fd = None
+
+    def _next_job(self, timeout_s: float | None) -> Callable[[], None] | None:
+        try:
+            return self._jobs.get_nowait()
+        except queue.Empty:
+            self._wait(timeout_s)
+        return self._jobs.get_nowait()
+
+    def _wait(self, timeout_s: float | None) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            if key.fd == self._wake_fd:
+                os.eventfd_read(key.fd)

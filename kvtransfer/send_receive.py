@@ -6,6 +6,7 @@ Every fault of a connection or of what came over it is an OSError here.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -26,6 +27,15 @@ def region_view(region: MemoryRegion) -> memoryview:
     return memoryview((ctypes.c_ubyte * region.num_bytes).from_address(region.address)).cast("B")
 
 
+def block_views(
+    memory: memoryview, block_ids: Sequence[int], block_bytes: int, part: BlockPart
+) -> Iterator[memoryview]:
+    """This part of each block, in order, as bytes of `memory`."""
+    for block_id in block_ids:
+        start = block_id * block_bytes + part.offset
+        yield memory[start : start + part.num_bytes]
+
+
 def frame(message: Message) -> bytes:
     """The message as it goes over a connection."""
     payload = message.SerializeToString()
@@ -33,9 +43,9 @@ def frame(message: Message) -> bytes:
 
 
 def payload_length(header: bytes | bytearray) -> int:
-    """Bytes of the message behind `header`. Raises ConnectionError when they are too many."""
+    """Bytes of the message behind `header`. Raises ConnectionError for none or too many."""
     length = int.from_bytes(header, "big")
-    if length > MAX_FRAME_BYTES:
+    if not 0 < length <= MAX_FRAME_BYTES:
         raise ConnectionError(f"a frame of {length} bytes")
     return length
 

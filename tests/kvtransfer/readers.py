@@ -12,18 +12,26 @@ from kvtransfer.base import BlockPart, Transport
 from kvtransfer.local_peer import LOOPBACK, HostPool, LocalPeer, block_content
 from kvtransfer.nixl_library import installed_nixl
 from kvtransfer.select import make_transport
+from kvtransfer.ucxx_library import is_ucxx_installed
 
 NUM_BLOCKS = 16
 BLOCK_BYTES = 1 << 16
 SHAPE = (NUM_BLOCKS, BLOCK_BYTES)
 PROMPT_S = 3.0
 A_WHILE_S = 0.3
-UCX_TLS = {"nixl-cma": "cma,tcp,self", "nixl-tcp": "tcp,self", "tcp": ""}
+UCX_TLS = {
+    "nixl-cma": "cma,tcp,self",
+    "nixl-tcp": "tcp,self",
+    "ucxx": "cma,tcp,self",
+    "tcp": "",
+}
 
 needs_nixl = pytest.mark.skipif(installed_nixl() is None, reason="no NIXL wheel is installed")
+needs_ucxx = pytest.mark.skipif(not is_ucxx_installed(), reason="no ucxx wheel is installed")
 BACKENDS = [
     pytest.param("nixl-cma", marks=needs_nixl),
     pytest.param("nixl-tcp", marks=needs_nixl),
+    pytest.param("ucxx", marks=needs_ucxx),
     "tcp",
 ]
 
