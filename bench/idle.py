@@ -16,6 +16,7 @@ import psutil
 from bench.local_stack import LocalStack, local_stack
 from bench.report import Reporter, argument_parser
 from client import BatonClient
+from kvtransfer.select import AUTO, TRANSPORTS
 
 SETTLE_S = 3.0
 GOAL_PERCENT = 5.0
@@ -43,7 +44,7 @@ def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long to watch [20]")
     parser.add_argument("--model", help="folder or hub name [SmolLM2-135M-Instruct]")
-    parser.add_argument("--kv-transport", choices=["nixl", "tcp"], help="[as `baton up`]")
+    parser.add_argument("--kv-transport", choices=[AUTO, *TRANSPORTS], help="[as `baton up`]")
     args = parser.parse_args()
     reporter = Reporter("idle", args.json)
     up = [*(("--model", args.model) if args.model else ())]

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 
 from bench.kv_ways import SOCKET, ReadyWay, Turn, Way, ready_way
 from bench.report import Reporter, argument_parser
-from kvtransfer.nixl_library import installed_nixl
+from kvtransfer.select import installed_transports
 
 KIB, MIB = 1 << 10, 1 << 20
 POOL_BYTES = 128 * MIB
@@ -40,6 +40,7 @@ UCX_OWN_SETTINGS = {
 }
 
 NIXL = Way("nixl", "nixl")
+UCXX = Way("ucxx", "ucxx")
 TCP = Way("tcp", "tcp")
 RAW_SOCKET = Way("socket", SOCKET)
 TUNING = (
@@ -64,7 +65,7 @@ class KvBench:
         self._num_repetitions = num_repetitions
 
     def sizes(self) -> None:
-        ways = [*([NIXL] if installed_nixl() else []), TCP, RAW_SOCKET]
+        ways = _possible((NIXL, UCXX, TCP, RAW_SOCKET))
         for block_bytes in BLOCK_SIZES:
             of_memcpy = self._measure("sizes", ways, block_bytes, NUM_DESCRIPTORS)
             if block_bytes == LARGE and NIXL.name in of_memcpy:
@@ -73,13 +74,11 @@ class KvBench:
                 )
 
     def tuning(self) -> None:
-        ways = [way for way in TUNING if way.transport != "nixl" or installed_nixl()]
-        self._measure("tuning", ways, LARGE)
+        self._measure("tuning", _possible(TUNING), LARGE)
 
     def pods(self) -> None:
-        ways = [way for way in (NIXL, *APART) if way.transport != "nixl" or installed_nixl()]
         try:
-            self._measure("pods", ways, LARGE)
+            self._measure("pods", _possible((NIXL, *APART)), LARGE)
         except PermissionError:
             self._reporter.row(section="pods", way="PID namespaces cannot be made here")
 
@@ -116,6 +115,11 @@ class KvBench:
             of_memcpy=of_memcpy,
         )
         return of_memcpy
+
+
+def _possible(ways: Iterable[Way]) -> list[Way]:
+    """Those of them that this installation has the libraries for."""
+    return [way for way in ways if way.transport in (SOCKET, *installed_transports())]
 
 
 def main() -> int:

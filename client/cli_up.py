@@ -61,7 +61,10 @@ def add_command(commands: Subcommands) -> None:
     )
     parser.add_argument("--redis", metavar="URL", help="use this Redis instead of an own one")
     parser.add_argument(
-        "--kv-transport", choices=["nixl", "tcp"], help="how KV moves [nixl if installed]"
+        "--kv-transport",
+        choices=["auto", "nixl", "ucxx", "tcp"],
+        default="auto",
+        help="how KV moves [auto: the first of the others that is installed]",
     )
     parser.add_argument(
         "--threads-per-worker",

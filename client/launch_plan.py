@@ -16,7 +16,6 @@ from pathlib import Path
 from client.processes import ProcessSpec
 from core.errors import StartupError
 
-_NIXL_MODULES = ("nixl_cu12", "nixl_cu13", "nixl")
 _PROBE_INTERVAL_S = 0.02
 
 
@@ -31,7 +30,7 @@ class UpConfig:
     port: int = 50051
     served_model_name: str | None = None
     redis_url: str | None = None
-    kv_transport: str | None = None
+    kv_transport: str = "auto"
     threads_per_worker: int | None = None
     worker_args: tuple[str, ...] = ()
     prefill_args: tuple[str, ...] = ()
@@ -48,7 +47,6 @@ class LaunchPlan:
     others: tuple[ProcessSpec, ...]
     prefill_ids: tuple[str, ...]
     decode_ids: tuple[str, ...]
-    notes: tuple[str, ...] = ()
 
     @property
     def worker_ids(self) -> frozenset[str]:
@@ -65,15 +63,9 @@ def make_plan(config: UpConfig, run_dir: Path) -> LaunchPlan:
         redis, redis_url = redis_process(run_dir)
         others.append(redis)
         suffix = ""
-    notes: list[str] = []
-    kv_transport = config.kv_transport
-    if kv_transport is None:
-        kv_transport = default_kv_transport()
-        if kv_transport != "nixl":
-            notes.append("no nixl wheel is installed: KV goes over plain tcp")
     shared = ["--model", config.model, "--redis-url", redis_url, "--log-level", config.log_level]
     threads = config.threads_per_worker or default_threads(config.num_prefill + config.num_decode)
-    worker = [*shared, "--kv-transport", kv_transport, "--threads", str(threads)]
+    worker = [*shared, "--kv-transport", config.kv_transport, "--threads", str(threads)]
     worker += config.worker_args
     ids: dict[str, list[str]] = {"prefill": [], "decode": []}
     for role, count, role_args in (
@@ -93,18 +85,12 @@ def make_plan(config: UpConfig, run_dir: Path) -> LaunchPlan:
         others=tuple(others),
         prefill_ids=tuple(ids["prefill"]),
         decode_ids=tuple(ids["decode"]),
-        notes=tuple(notes),
     )
 
 
 def _service(name: str, module: str, args: list[str]) -> ProcessSpec:
     # -P: a folder of that name in the current directory is not the service.
     return ProcessSpec(name, (sys.executable, "-P", "-m", module, *args))
-
-
-def default_kv_transport() -> str:
-    """`nixl` where one of its wheels is installed, else `tcp`."""
-    return "nixl" if any(map(importlib.util.find_spec, _NIXL_MODULES)) else "tcp"
 
 
 def default_threads(num_workers: int) -> int:

@@ -47,8 +47,6 @@ class Stack:
 
         Raises StartupError as soon as one process fails, with what it said.
         """
-        for note in self._plan.notes:
-            self._say(note)
         for child in self._children:
             await child.start()
         becoming_ready = [asyncio.create_task(self._ready(child)) for child in self._children]

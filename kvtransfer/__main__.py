@@ -14,8 +14,13 @@ import sys
 
 from core.errors import BatonError
 from kvtransfer.measure import local_pair, ucx_log, ucx_route
-from kvtransfer.nixl_library import installed_nixl
-from kvtransfer.select import TRANSPORTS
+from kvtransfer.select import AUTO, TRANSPORTS, choose_transport, installed_transports
+
+NOTES = {
+    "nixl": "nixl-cu12 or nixl-cu13",
+    "ucxx": "ucxx-cu12 or ucxx-cu13; host memory only",
+    "tcp": "host memory only",
+}
 
 
 def main() -> int:
@@ -28,14 +33,15 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info")
     measure = commands.add_parser("measure")
-    measure.add_argument("--transport", choices=TRANSPORTS, default="nixl")
+    measure.add_argument("--transport", choices=[AUTO, *TRANSPORTS], default=AUTO)
     measure.add_argument("--num-blocks", type=int, default=64)
     measure.add_argument("--block-bytes", type=int, default=2 << 20)
     measure.add_argument("--repetitions", type=int, default=7)
     arguments = parser.parse_args()
     if arguments.command == "info":
-        _say(f"nixl  {installed_nixl() or 'not installed (nixl-cu12 or nixl-cu13)'}")
-        _say("tcp   always there; host memory only")
+        for name in TRANSPORTS:
+            state = "installed" if name in installed_transports() else "not installed"
+            _say(f"{name:<4}  {state:<13}  {NOTES[name]}")
         return 0
     try:
         asyncio.run(_measure(arguments))
@@ -46,19 +52,20 @@ def main() -> int:
 
 
 async def _measure(arguments: argparse.Namespace) -> None:
+    name = choose_transport() if arguments.transport == AUTO else arguments.transport
     shape = (arguments.num_blocks, arguments.block_bytes)
     num_bytes = arguments.num_blocks * arguments.block_bytes
     pulls: list[float] = []
     memcpys: list[float] = []
     with ucx_log() as log:
-        async with local_pair(arguments.transport, *shape) as pair:
+        async with local_pair(name, *shape) as pair:
             await pair.test()
             for _ in range(arguments.repetitions):
                 pulls.append(await pair.pull())
                 memcpys.append(pair.memcpy())
         route = ucx_route(log)
     pull_s, memcpy = statistics.median(pulls), statistics.median(memcpys)
-    _say(f"{shape[0]} blocks of {shape[1]} bytes over {arguments.transport}, {route or 'sockets'}")
+    _say(f"{shape[0]} blocks of {shape[1]} bytes over {name}, {route or 'sockets'}")
     _say(f"{num_bytes / pull_s / 1e9:.2f} GB/s, {memcpy / pull_s:.2f} of memcpy")
 
 

@@ -23,6 +23,7 @@ WIRE_UP_S = 0.3
 """How long a new connection is left alone before its first read."""
 
 _UCX_READ_TABLE = re.compile(r"remote memory read by ucp_get.*\n(?:.*\n){3}(.*)")
+_UCX_SEND_TABLE = re.compile(r"message by ucp_tag_send\* from.*\n(?:.*\n){3}(.*\.\.inf .*)")
 
 
 class LocalPair:
@@ -91,7 +92,7 @@ async def paired(peer: LocalPeer) -> AsyncIterator[LocalPair]:
 
 @contextlib.contextmanager
 def ucx_log() -> Iterator[Path]:
-    """Lets UCX write down its choices; before the process loads NIXL, and for all of it."""
+    """Lets UCX write down its choices; before the process loads UCX, and for all of it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ucx.log"
         os.environ.update(UCX_PROTO_INFO="y", UCX_LOG_FILE=str(path))
@@ -99,12 +100,13 @@ def ucx_log() -> Iterator[Path]:
 
 
 def ucx_route(log: Path) -> str | None:
-    """What UCX reads large remote memory over, such as "cma/memory" or "tcp/lo"; None when
-    the log does not tell."""
+    """What UCX moves large blocks over, such as "cma/memory" or "tcp/lo"; None when the log
+    does not tell."""
     if not log.exists():
         return None
     ctypes.CDLL(None).fflush(None)  # UCX leaves the log in the C library's buffer.
-    match = _UCX_READ_TABLE.search(log.read_text())
+    text = log.read_text()
+    match = _UCX_READ_TABLE.search(text) or _UCX_SEND_TABLE.search(text)
     return match.group(1).strip(" |").rpartition("|")[2].strip() if match else None
 
 

@@ -31,7 +31,8 @@ def require_ucxx() -> None:
     """Raises StartupError, saying what to install, when there is no ucxx."""
     if not is_ucxx_installed():
         raise StartupError(
-            "transport ucxx: ucxx-cu12 is not installed; install it, or use transport tcp"
+            "transport ucxx: neither ucxx-cu13 nor ucxx-cu12 is installed; "
+            "install one that fits torch's CUDA, or use transport tcp"
         )
 
 

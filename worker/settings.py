@@ -26,7 +26,10 @@ class WorkerSettings(Settings):
     advertise_host: str = Field("", description="Address that peers use; default: --host.")
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis of the deployment.")
-    kv_transport: Literal["nixl", "tcp"] = Field("nixl", description="Backend of KV transfers.")
+    kv_transport: Literal["auto", "nixl", "ucxx", "tcp"] = Field(
+        "auto",
+        description="Backend of KV transfers; auto: the first of the others that is installed.",
+    )
     kv_verify: Literal["always", "sampled", "off"] | None = Field(
         None,
         description="Compare digests of transferred blocks: all, some or none of them; "

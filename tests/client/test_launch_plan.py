@@ -67,11 +67,9 @@ def test_flags_reach_the_role_that_they_are_meant_for(tmp_path):
     assert plan.router.argv[-2:] == ("--x", "1")
 
 
-def test_kv_goes_over_tcp_with_a_note_where_nixl_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch_plan, "_NIXL_MODULES", ("no_such_module",))
+def test_workers_choose_how_kv_moves_unless_they_are_told(tmp_path):
     plan = make_plan(UpConfig(model="/m", redis_url="redis://r"), tmp_path)
-    assert flag(plan.others[0].argv, "--kv-transport") == "tcp"
-    assert plan.notes == ("no nixl wheel is installed: KV goes over plain tcp",)
+    assert [flag(spec.argv, "--kv-transport") for spec in plan.others] == ["auto", "auto"]
 
 
 def test_workers_share_the_cores(monkeypatch):

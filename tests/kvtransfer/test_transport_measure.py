@@ -20,6 +20,21 @@ UCX_LOG = """\
 """
 
 
+UCX_SENDING_LOG = """\
+[1.0] [vm:7:0]   +--------+------------------------------------------------------+
+[1.0] [vm:7:0]   | cfg#0  | tagged message by ucp_tag_send* from host memory     |
+[1.0] [vm:7:0]   +--------+------------------------------------------------------+
+[1.0] [vm:7:0]   +--------+------------------------------------------------------+
+[1.0] [vm:7:0]   +-------------+----------------------------------------+--------+
+[1.0] [vm:7:0]   | cfg#1       | tagged message by ucp_tag_send* from host memory |
+[1.0] [vm:7:0]   +-------------+----------------------------------------+--------+
+[1.0] [vm:7:0]   |           0 | eager short                            | tcp/lo |
+[1.0] [vm:7:0]   |     1..8191 | eager zero-copy copy-out               | tcp/lo |
+[1.0] [vm:7:0]   |     8K..inf | (?) rendezvous zero-copy               | tcp/lo |
+[1.0] [vm:7:0]   +-------------+----------------------------------------+--------+
+"""
+
+
 async def test_a_pair_reads_its_whole_pool() -> None:
     async with local_pair("tcp", num_blocks=8, block_bytes=4096) as pair:
         await pair.test()
@@ -40,3 +55,5 @@ def test_the_route_is_read_from_what_ucx_writes_down(tmp_path: Path) -> None:
     assert ucx_route(log) is None
     log.write_text(UCX_LOG)
     assert ucx_route(log) == "cma/memory"
+    log.write_text(UCX_SENDING_LOG)
+    assert ucx_route(log) == "tcp/lo"

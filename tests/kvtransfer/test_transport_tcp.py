@@ -9,7 +9,6 @@ import pytest
 
 from baton.v1 import kv_transfer_pb2
 from core.errors import StartupError, TransferError
-from kvtransfer import nixl_library
 from kvtransfer.base import BlockCopy, BlockPart, MemoryRegion
 from kvtransfer.local_peer import LOOPBACK, HostPool, block_content, local_peer
 from kvtransfer.pulls import ThreadPull
@@ -143,14 +142,3 @@ async def test_a_peer_of_another_transport_is_refused() -> None:
         await transport.connect(
             kv_transfer_pb2.TransportDescriptor(transport="nixl", agent="p@1", block_bytes=64)
         )
-
-
-def test_an_unknown_transport_does_not_start() -> None:
-    with pytest.raises(StartupError, match="'rdma' is not one of nixl, tcp"):
-        make_transport("rdma", "r@1", HostPool(1, BLOCK_BYTES).region, LOOPBACK)
-
-
-def test_nixl_without_its_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl_library, "NIXL_MODULES", ())
-    with pytest.raises(StartupError, match="neither nixl-cu12 nor nixl-cu13 is installed"):
-        make_transport("nixl", "r@1", HostPool(1, BLOCK_BYTES).region, LOOPBACK)
