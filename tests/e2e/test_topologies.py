@@ -47,7 +47,7 @@ def check(stack: RunningStack, reference: Reference) -> set[tuple[str, str]]:
     [
         ("llama-tied", ("--kv-transport", "nixl", SMALL_DECODE_POOL)),
         ("mistral-window", ("--kv-transport", "tcp", "--prefill", "2", "--decode", "2")),
-        ("qwen2", ("--kv-transport", "nixl", "--prefill", "2", "--decode", "2")),
+        ("qwen2", ("--kv-transport", "ucxx", "--prefill", "2", "--decode", "2")),
         ("qwen3", ("--kv-transport", "tcp", HANDING_BACK)),
     ],
 )
@@ -61,7 +61,7 @@ def test_tokens_equal_those_of_transformers(tiny, name: str, args: tuple[str, ..
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["nixl", "tcp"])
+@pytest.mark.parametrize("transport", ["nixl", "ucxx", "tcp"])
 @pytest.mark.parametrize("name", tiny_models.VARIANTS)
 def test_every_variation_is_exact(tiny, name: str, transport: str) -> None:  # type: ignore[no-untyped-def]
     folder, reference = tiny(name)

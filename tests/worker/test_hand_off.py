@@ -27,7 +27,7 @@ def expected():  # type: ignore[no-untyped-def]
     return lambda prompt, num_outputs=8: reference_tokens(model, prompt, num_outputs)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "nixl"])
+@pytest.mark.parametrize("transport", ["tcp", "nixl", "ucxx"])
 async def test_tokens_equal_those_of_transformers_at_every_block_boundary(
     folder: Path, expected, transport: str
 ) -> None:
@@ -113,7 +113,7 @@ async def _start_long(both: Pair, name: str) -> None:
     await both.send(both.dispatch(make_prompt(40), name, max_tokens=400))
 
 
-@pytest.mark.parametrize("transport", ["tcp", "nixl"])
+@pytest.mark.parametrize("transport", ["tcp", "nixl", "ucxx"])
 @pytest.mark.parametrize("delay_s", [0.0, 0.003, 0.01, 0.02, 0.05, 0.2])
 async def test_an_abort_at_any_time_frees_everything(
     folder: Path, expected, transport: str, delay_s: float
@@ -369,7 +369,7 @@ async def _with_preemptions(
     raise AssertionError("it never finished")
 
 
-@pytest.mark.parametrize("transport", ["tcp", "nixl"])
+@pytest.mark.parametrize("transport", ["tcp", "nixl", "ucxx"])
 async def test_groups_of_layers_travel_while_the_rest_is_computed(
     folder: Path, expected, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
