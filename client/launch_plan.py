@@ -102,9 +102,9 @@ def default_threads(num_workers: int) -> int:
     return max(1, num_cores // num_workers)
 
 
-def redis_process(run_dir: Path) -> tuple[ProcessSpec, str]:
-    """A Redis that keeps nothing on disk, and its URL."""
-    port = _free_port()
+def redis_process(run_dir: Path, port: int | None = None) -> tuple[ProcessSpec, str]:
+    """A Redis that writes nothing to disk by itself, and its URL. None takes a free port."""
+    port = _free_port() if port is None else port
     argv = [find_redis(), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(run_dir)]
     argv += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
     spec = ProcessSpec("redis", tuple(argv), probe=_redis_probe(port))

@@ -1,0 +1,110 @@
+"""A stack of real processes in which a test decides what goes wrong, and when."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.pods import PodStack
+from client import Completion
+from client.launch_plan import UpConfig
+from client.processes import ProcessSpec
+from tests.e2e.conftest import Reference
+from tests.e2e.stack import QUIET
+from tests.engine.harness import make_prompt
+from tests.faults.control import WorkerFaults
+
+ROOT = Path(__file__).parents[2]
+SILENCE_S = 2.5
+"""After so long a suspended worker counts as lost; half of the default, to save time."""
+ROUTER_ARGS = ("--worker-silence-s", str(SILENCE_S), "--worker-poll-s", "0.2")
+NUM_NEXT_REQUESTS = 20
+
+
+class FaultStack(PodStack):
+    """A PodStack whose workers have fault points: `faults` by worker id."""
+
+    def __init__(self, config: UpConfig, run_dir: Path, reference: Reference) -> None:
+        self.faults: dict[str, WorkerFaults] = {}
+        self.reference = reference
+        self._run_dir = run_dir
+        self._threads = ThreadPoolExecutor(64)
+        self._num_checks = 0
+        super().__init__(config, run_dir, self._with_faults)
+
+    def _with_faults(self, spec: ProcessSpec) -> ProcessSpec:
+        path = self._run_dir / f"{spec.name}.sock"
+        self.faults[spec.name] = WorkerFaults(path)
+        module = spec.argv[spec.argv.index("-m") + 1]
+        args = spec.argv[spec.argv.index("-m") + 2 :]
+        search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return replace(
+            spec,
+            argv=(sys.executable, "-m", "tests.faults.worker", str(path), module, *args),
+            env={**spec.env, **QUIET, "PYTHONPATH": search},
+        )
+
+    def close(self) -> None:
+        super().close()
+        for faults in self.faults.values():
+            faults.close()
+        self._threads.shutdown()
+
+    def ask(self, prompt: list[int], num_outputs: int, **options: Any) -> Completion:
+        """Greedy tokens unless `options` say otherwise; end tokens are ignored."""
+        settings: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "timeout_s": 60.0}
+        with self.client() as client:
+            return client.generate(
+                token_ids=prompt, max_tokens=num_outputs, **{**settings, **options}
+            )
+
+    def begin(self, prompt: list[int], num_outputs: int, **options: Any) -> Future[Completion]:
+        """`ask` in the background."""
+        return self._threads.submit(self.ask, prompt, num_outputs, **options)
+
+    def check_right(self, requests: list[tuple[list[int], int]]) -> None:
+        """All of them, at once, get the tokens of an undisturbed run."""
+        answers = [self.begin(prompt, num_outputs) for prompt, num_outputs in requests]
+        for (prompt, num_outputs), answer in zip(requests, answers, strict=True):
+            assert answer.result().token_ids == self.reference(prompt, num_outputs)
+
+    def check_recovered(self) -> None:
+        """Everything is back at its idle level on every pod, and the next requests are right.
+
+        Half of them are new each time, so that they go through prefill and transfer.
+        """
+        assert self.wait_idle() == []
+        self._num_checks += 1
+        half = NUM_NEXT_REQUESTS // 2
+        known = [make_prompt(20 + 9 * index) for index in range(half)]
+        new = [make_prompt(17 + 7 * index, seed=self._num_checks) for index in range(half)]
+        self.check_right([(prompt, 10) for prompt in known + new])
+        assert self.wait_idle() == []
+
+
+@contextmanager
+def fault_stack(
+    served: tuple[Path, Reference], *, router_args: tuple[str, ...] = ROUTER_ARGS, **config: Any
+) -> Iterator[FaultStack]:
+    """A started FaultStack of the model and the reference in `served`; `config`: UpConfig."""
+    folder, reference = served
+    # Paths of unix sockets are short.
+    run_dir = Path(tempfile.mkdtemp(prefix="baton-faults-"))
+    settings = {"worker_args": ("--dtype", "float32"), **config}
+    stack = FaultStack(
+        UpConfig(str(folder), router_args=router_args, **settings), run_dir, reference
+    )
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.close()
+        shutil.rmtree(run_dir)

@@ -1,0 +1,92 @@
+"""`python -m tests.faults.worker SOCKET ROLE …`: a real worker with fault points around it.
+
+The product's own code runs unchanged; its parts are wrapped from outside before they are put
+together. Points: queued, step, output, pull:*, and those of each message (see messages.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import grpc
+
+import kvtransfer.peers
+import worker.main
+from core.rpc import CHANNEL_OPTIONS
+from decode_svc.service import DecodeService
+from engine.runner import ModelRunner
+from kvtransfer.base import MemoryRegion, Transport
+from kvtransfer.select import make_transport
+from prefill_svc.gate import Gate, Ticket
+from prefill_svc.service import PrefillService
+from tests.faults.messages import FaultyCalls
+from tests.faults.points import FaultPoints
+from tests.faults.transport import FaultyTransport
+from worker.outputs import OutputHub
+
+SERVICES: dict[str, worker.main.ServiceFactory] = {
+    "prefill_svc": PrefillService,
+    "decode_svc": DecodeService,
+}
+
+
+def wrap_transport(faults: FaultPoints) -> None:
+    def make(name: str, agent: str, region: MemoryRegion, host: str) -> Transport:
+        return FaultyTransport(make_transport(name, agent, region, host), region, faults)
+
+    worker.main.make_transport = make  # type: ignore[attr-defined]
+
+
+def wrap_messages(faults: FaultPoints) -> None:
+    def open_channel(address: str) -> grpc.aio.Channel:
+        calls = [FaultyCalls(faults)]
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=calls)
+
+    kvtransfer.peers.open_channel = open_channel  # type: ignore[attr-defined]
+
+
+def wrap_queue(faults: FaultPoints) -> None:
+    enter = Gate.enter
+
+    async def enter_later(gate: Gate, ticket: Ticket) -> None:
+        await faults.at("queued")
+        await enter(gate, ticket)
+
+    Gate.enter = enter_later  # type: ignore[method-assign]
+
+
+def wrap_steps(faults: FaultPoints) -> None:
+    execute = ModelRunner.execute
+
+    def execute_later(runner: ModelRunner, batch: Any) -> Any:
+        if faults.at_blocking("step") == "fail":
+            raise RuntimeError("a fault: the device is lost")
+        return execute(runner, batch)
+
+    ModelRunner.execute = execute_later  # type: ignore[method-assign]
+
+
+def wrap_outputs(faults: FaultPoints) -> None:
+    publish = OutputHub.publish
+
+    def publish_or_not(hub: OutputHub, router_id: str, output: Any) -> None:
+        action = faults.at_blocking("output")
+        if action != "drop":
+            publish(hub, router_id, output)
+        if action == "duplicate":
+            publish(hub, router_id, output)
+
+    OutputHub.publish = publish_or_not  # type: ignore[method-assign]
+
+
+def main() -> int:
+    socket_path, prog, *sys.argv[1:] = sys.argv[1:]
+    faults = FaultPoints(socket_path)
+    for wrap in (wrap_transport, wrap_messages, wrap_queue, wrap_steps, wrap_outputs):
+        wrap(faults)
+    return worker.main.run(prog, SERVICES[prog])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
