@@ -5,14 +5,30 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
+from bench.pods import PodStack
 from tests import tiny_models
 from tests.engine.harness import reference_tokens
+
+LOG_TAIL_CHARS = 6000
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, Any]:
+    """A failure shows what each process of the test's stack has said last."""
+    report = yield
+    stack = getattr(item, "funcargs", {}).get("stack")
+    if report.failed and isinstance(stack, PodStack):
+        for pod in stack.pods:
+            report.sections.append((f"log of {pod.name}", pod.log()[-LOG_TAIL_CHARS:]))
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,28 +3,142 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
+from client import BatonClient
+from core.errors import DeadlineExceeded
 from tests.engine.harness import make_prompt
+from tests.faults.control import Fault, eventually
+from tests.faults.relay import relay
 from tests.faults.stack import FaultStack, fault_stack
 
 pytestmark = pytest.mark.e2e
 
+NUM_BLOCKS = 40
+PHASES = [
+    ("prefill-0", "queued"),
+    ("prefill-0", "Grant:before"),
+    ("prefill-0", "step"),
+    ("prefill-0", "Announce:before"),
+    ("decode-0", "pull:before"),
+    ("decode-0", "pull:during"),
+    ("decode-0", "Release:before"),
+    ("decode-0", "Release:after"),
+    ("decode-0", "step"),
+]
+in_every_phase = pytest.mark.parametrize(("worker", "point"), PHASES)
+seeds = count()
+
 
 @pytest.fixture(scope="module")
 def stack(tiny) -> Iterator[FaultStack]:  # type: ignore[no-untyped-def]
-    small = ("--num-gpu-blocks-override", "32")
+    small = ("--num-gpu-blocks-override", str(NUM_BLOCKS))
     with fault_stack(tiny("llama"), decode_args=small, prefill_args=small) as stack:
         yield stack
 
 
-def test_a_cancel_while_decode_waits_for_kv_frees_the_export_without_a_timeout(
-    stack: FaultStack,
+def new_prompt() -> list[int]:
+    """One that no cache helps."""
+    return make_prompt(200, seed=1000 + next(seeds))
+
+
+def start_and_leave(client: BatonClient, fault: Fault) -> None:
+    """Starts a request and cancels it at the fault's point."""
+    with client.stream(token_ids=new_prompt(), max_tokens=50, ignore_eos=True):
+        fault.wait()
+
+
+@in_every_phase
+def test_a_cancel_in_any_phase_frees_everything(stack: FaultStack, worker: str, point: str) -> None:
+    with stack.client() as client, stack.faults[worker].hold(point) as fault:
+        start_and_leave(client, fault)
+    stack.check_recovered()
+
+
+@in_every_phase
+def test_a_connection_reset_in_any_phase_frees_everything(
+    stack: FaultStack, worker: str, point: str
 ) -> None:
-    with stack.client() as client, stack.faults["decode-0"].hold("pull:before") as reading:
-        with client.stream(token_ids=make_prompt(100), max_tokens=50) as stream:
-            next(stream)
-            reading.wait()
+    with relay(stack.address) as between, stack.faults[worker].hold(point) as fault:
+        with BatonClient(between.address) as client:
+            stream = client.stream(token_ids=new_prompt(), max_tokens=50, ignore_eos=True)
+            fault.wait()
+            between.reset()
+            del stream
+        assert eventually(lambda: num_requests(stack) == 0)
+    stack.check_recovered()
+
+
+@in_every_phase
+def test_a_deadline_in_any_phase_frees_everything(
+    stack: FaultStack, worker: str, point: str
+) -> None:
+    with stack.faults[worker].hold(point) as fault:
+        answer = stack.begin(new_prompt(), 50, timeout_s=1.0)
+        fault.wait()
+        with pytest.raises(DeadlineExceeded):
+            answer.result()
+    stack.check_recovered()
+
+
+@pytest.mark.parametrize("point", ["pull:before", "Release:before"])
+def test_a_cancel_while_decode_waits_for_kv_frees_the_export_without_a_timeout(
+    stack: FaultStack, point: str
+) -> None:
+    with stack.client() as client, stack.faults["decode-0"].hold(point) as fault:
+        start_and_leave(client, fault)
         assert stack.wait_idle(timeout_s=5) == []  # half of the lease
     stack.check_recovered()
+
+
+def test_a_cancel_in_the_middle_of_a_read_keeps_its_blocks_from_others_until_it_has_settled(
+    stack: FaultStack,
+) -> None:
+    with stack.client() as client, stack.faults["decode-0"].hold("pull:during") as fault:
+        start_and_leave(client, fault)
+        assert eventually(lambda: num_quarantined(stack) == 13)
+        # More than decode's other blocks hold at once, so each of those is used again.
+        stack.check_right([(make_prompt(100, seed), 30) for seed in range(12)])
+        assert num_quarantined(stack) == 13
+    stack.check_recovered()
+
+
+def test_a_cancel_while_queued_at_prefill_starts_no_work(stack: FaultStack) -> None:
+    faults = stack.faults["prefill-0"]
+    with stack.client() as client, faults.rule("step", "note") as step:
+        with faults.hold("queued") as queued:
+            start_and_leave(client, queued)
+            assert stack.wait_idle() == []
+        assert stack.wait_idle() == []
+        assert step.num_reached == 0
+    stack.check_recovered()
+
+
+def test_cancels_of_finished_and_unknown_requests_and_twice_change_nothing(
+    stack: FaultStack,
+) -> None:
+    prompt = make_prompt(60)
+    with stack.faults["decode-0"].hold("step", skip=5) as running:
+        other = stack.begin(prompt, 20)
+        running.wait()
+        for request_id in ("never-seen", "never-seen"):
+            assert stack.abort(request_id) == [False, False]
+    assert other.result().token_ids == stack.reference(prompt, 20)
+    with stack.client() as client:
+        stream = client.stream(token_ids=prompt, max_tokens=20, request_id="finished")
+        assert stream.completion().token_ids
+        stream.close()
+        stream.close()
+    assert stack.abort("finished") == [False, False]
+    stack.check_recovered()
+
+
+def num_quarantined(stack: FaultStack) -> int:
+    return stack.worker_status("decode-0").load.blocks.quarantined
+
+
+def num_requests(stack: FaultStack) -> int:
+    with stack.client() as client:
+        return client.status().router.num_requests
