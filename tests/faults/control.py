@@ -133,6 +133,18 @@ class WorkerFaults:
             self._worker.sendall(json.dumps(message).encode() + b"\n")
 
 
+class AnyFault:
+    """The same rule in several workers."""
+
+    def __init__(self, faults: dict[str, Fault]) -> None:
+        self.faults = faults
+
+    def wait(self) -> str:
+        """The worker in which it has come true first."""
+        assert eventually(lambda: any(f.num_reached for f in self.faults.values())), "not reached"
+        return next(name for name, fault in self.faults.items() if fault.num_reached)
+
+
 def eventually(holds: Callable[[], bool], timeout_s: float = WAIT_S) -> bool:
     """Whether it comes to hold in time."""
     deadline = time.monotonic() + timeout_s

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from client.processes import ProcessSpec
 from tests.e2e.conftest import Reference
 from tests.e2e.stack import QUIET
 from tests.engine.harness import make_prompt
-from tests.faults.control import WorkerFaults
+from tests.faults.control import AnyFault, WorkerFaults
 
 ROOT = Path(__file__).parents[2]
 SILENCE_S = 2.5
@@ -61,6 +61,18 @@ class FaultStack(PodStack):
             faults.close()
         self._threads.shutdown()
 
+    @contextmanager
+    def hold_any(self, role: str, point: str, skip: int = 0) -> Iterator[AnyFault]:
+        """Holds up whoever comes to `point` in any worker of `role`."""
+        with ExitStack() as held:
+            yield AnyFault(
+                {
+                    name: held.enter_context(self.faults[name].hold(point, skip=skip))
+                    for name in self.workers
+                    if name.startswith(role)
+                }
+            )
+
     def ask(self, prompt: list[int], num_outputs: int, **options: Any) -> Completion:
         """Greedy tokens unless `options` say otherwise; end tokens are ignored."""
         settings: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "timeout_s": 60.0}
@@ -72,6 +84,11 @@ class FaultStack(PodStack):
     def begin(self, prompt: list[int], num_outputs: int, **options: Any) -> Future[Completion]:
         """`ask` in the background."""
         return self._threads.submit(self.ask, prompt, num_outputs, **options)
+
+    def exporter(self) -> str:
+        """The prefill worker that holds an export now."""
+        with self.client() as client:
+            return next(worker.id for worker in client.status().workers if worker.load.exports)
 
     def worker_status(self, name: str) -> worker_pb2.WorkerStatus:
         """What one worker says of itself now."""
