@@ -7,6 +7,7 @@ BatonError
 ├── ResourceExhausted     no room now; try again after `retry_after_s`
 ├── FailedPrecondition    two pods do not fit together (fingerprints differ)
 ├── Unavailable           a worker, Redis or the network is away
+│   ├── Unreachable       a pod gives no answer
 │   └── TransferError     a KV read failed, or its lease did not hold
 ├── DeadlineExceeded      the request's time is over
 ├── Cancelled             the client left
@@ -62,6 +63,10 @@ class Unavailable(BatonError):
     """Something that the request needs cannot be reached."""
 
 
+class Unreachable(Unavailable):
+    """A call to another pod got no answer of that pod's own."""
+
+
 class TransferError(Unavailable):
     """A KV read failed or may not be used."""
 
@@ -98,6 +103,7 @@ STATUS_TABLE: dict[type[BatonError], Status] = {
     ResourceExhausted: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, True),
     FailedPrecondition: Status(grpc.StatusCode.FAILED_PRECONDITION, 503, False),
     Unavailable: Status(grpc.StatusCode.UNAVAILABLE, 503, True),
+    Unreachable: Status(grpc.StatusCode.UNAVAILABLE, 503, True),
     TransferError: Status(grpc.StatusCode.UNAVAILABLE, 503, True),
     DeadlineExceeded: Status(grpc.StatusCode.DEADLINE_EXCEEDED, 504, False),
     Cancelled: Status(grpc.StatusCode.CANCELLED, 499, False),
@@ -108,7 +114,7 @@ STATUS_TABLE: dict[type[BatonError], Status] = {
 _BY_CODE: dict[str, type[BatonError]] = {
     status.grpc.name: kind
     for kind, status in reversed(STATUS_TABLE.items())
-    if kind not in (StartupError, TransferError)
+    if kind not in (StartupError, Unreachable, TransferError)
 }
 
 
@@ -147,10 +153,18 @@ def from_exception(error: BaseException) -> BatonError:
 
 
 def _from_rpc_error(error: grpc.RpcError) -> BatonError:
+    own = own_error(error)
+    if own is not None:
+        return own
+    kind = _BY_CODE.get(error.code().name, InternalError)
+    return kind(error.details() or error.code().name)
+
+
+def own_error(error: grpc.RpcError) -> BatonError | None:
+    """What the called service itself has answered; None when the call did not get that far."""
     # grpc-stubs type a pair as an object that cannot be unpacked.
     metadata: Any = error.trailing_metadata() or ()
     for key, value in metadata:
         if key == ERROR_METADATA_KEY:
             return from_detail(types_pb2.ErrorDetail.FromString(value))
-    kind = _BY_CODE.get(error.code().name, InternalError)
-    return kind(error.details() or error.code().name)
+    return None

@@ -12,8 +12,8 @@ import ipaddress
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import grpc
@@ -23,9 +23,13 @@ from grpc_reflection.v1alpha import reflection
 
 from core.errors import (
     ERROR_METADATA_KEY,
+    BatonError,
     InternalError,
     StartupError,
+    Unavailable,
+    Unreachable,
     from_exception,
+    own_error,
     status_of,
     to_detail,
 )
@@ -73,6 +77,35 @@ def open_channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
+@contextmanager
+def pod_errors(pod: str) -> Iterator[None]:
+    """Translates everything that a call to `pod` raises: its own errors, else Unreachable.
+
+    A call whose channel is closed meanwhile ends with a CancelledError that nobody asked for;
+    a cancellation of the caller passes through.
+    """
+    try:
+        yield
+    except grpc.RpcError as error:
+        own = own_error(error)
+        raise own or Unreachable(f"{pod}: {error.code().name}: {error.details()}") from error
+    except grpc.aio.UsageError as error:
+        raise Unreachable(f"{pod}: {error}") from error
+    except asyncio.CancelledError:
+        if is_cancelled():
+            raise
+        raise Unreachable(f"{pod}: the connection was closed") from None
+
+
+def is_cancelled() -> bool:
+    """Whether the running task itself is meant by the CancelledError being handled.
+
+    It is not when something was cancelled that the task awaits.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Ends a failed call with the status table's code and an ErrorDetail in the trailer."""
 
@@ -106,6 +139,10 @@ def _wrap_unary(behaviour: Any, method: str) -> Any:
             return await behaviour(request, context)
         except grpc.aio.AbortError:
             raise
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            return await _abort(context, _stray_cancellation(), method)
         except Exception as error:
             return await _abort(context, error, method)
 
@@ -125,10 +162,19 @@ def _wrap_stream(behaviour: Any, method: str) -> Any:
                     await context.write(message)
         except grpc.aio.AbortError:
             raise
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            await _abort(context, _stray_cancellation(), method)
         except Exception as error:
             await _abort(context, error, method)
 
     return call
+
+
+def _stray_cancellation() -> BatonError:
+    """gRPC takes it for the end of the call, which would leave the caller without an answer."""
+    return Unavailable("something that the call depends on was closed")
 
 
 async def _abort(context: Any, exception: Exception, method: str) -> None:

@@ -27,6 +27,7 @@ from baton.v1 import (
 from core.errors import BatonError, TransferError, Unavailable
 from core.hashing import block_hashes
 from core.logs import event
+from core.rpc import pod_errors
 from decode_svc.room import Room
 from engine.batch import SequenceUpdate, StepBatch
 from engine.sequence import Sequence
@@ -141,9 +142,9 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
     async def _give_up_export(self, request: _Request) -> None:
         try:
             await self._release(request)
-        except grpc.RpcError as failure:
+        except BatonError as failure:
             # Prefill's lease frees the blocks in its own time.
-            event(logger, logging.DEBUG, "release_failed", error=failure.code())
+            event(logger, logging.DEBUG, "release_failed", error=failure)
 
     async def _receive(self, request: _Request) -> None:
         """Reads what prefill announces until the sequence can run here."""
@@ -209,9 +210,10 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
             attempt=request.key[1],
             first_damaged_block=first_damaged,
         )
-        reply: kv_transfer_pb2.ReleaseReply = await request.peer.exports.Release(
-            message, timeout=CONTROL_TIMEOUT_S
-        )
+        with pod_errors(request.peer.worker_id):
+            reply: kv_transfer_pb2.ReleaseReply = await request.peer.exports.Release(
+                message, timeout=CONTROL_TIMEOUT_S
+            )
         request.is_released = True
         return reply.lease_held
 
@@ -229,10 +231,11 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         while True:
             await asyncio.sleep(self._host.settings.lease_s / 3)
             try:
-                await request.peer.exports.Renew(message, timeout=CONTROL_TIMEOUT_S)
-            except grpc.RpcError as failure:
+                with pod_errors(request.peer.worker_id):
+                    await request.peer.exports.Renew(message, timeout=CONTROL_TIMEOUT_S)
+            except BatonError as failure:
                 # Whether the lease held is what the release answers.
-                event(logger, logging.DEBUG, "renew_failed", error=failure.code())
+                event(logger, logging.DEBUG, "renew_failed", error=failure)
 
     def _commit(
         self, request: _Request, news: kv_transfer_pb2.AnnounceRequest, block_table: list[int]

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-import grpc
-
 from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, types_pb2, worker_pb2
 from core import fingerprint
-from core.errors import FailedPrecondition, Unavailable, from_exception
-from core.rpc import open_channel
+from core.errors import FailedPrecondition, Unavailable
+from core.rpc import open_channel, pod_errors
 from kvtransfer.base import Transport
 from kvtransfer.link import LinkMeter
 
@@ -91,10 +89,8 @@ class PeerDirectory:
             fingerprint=self._identity.fingerprint,
             transport=self._transport.descriptor(),
         )
-        try:
+        with pod_errors(peer.worker_id):
             reply = await peer.exports.Handshake(request, timeout=HANDSHAKE_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise from_exception(error) from error
         if reply.epoch != peer.epoch:
             raise Unavailable(f"{peer.worker_id} has restarted since this was dispatched")
         return reply

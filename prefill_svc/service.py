@@ -24,6 +24,7 @@ from baton.v1 import (
     worker_pb2_grpc,
 )
 from core.errors import (
+    BatonError,
     InternalError,
     TransferError,
     Unavailable,
@@ -31,6 +32,7 @@ from core.errors import (
     to_detail,
 )
 from core.logs import event
+from core.rpc import pod_errors
 from engine.batch import SampledToken, ScheduledSequence, SequenceUpdate, StepBatch
 from engine.sequence import FinishReason, Sequence
 from kvtransfer.digests import DigestPlan
@@ -158,7 +160,8 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
         )
         prompt.is_known_to_decode = True
         timeout_s = prompt.dispatch.timeout_s or None
-        grant: kv_transfer_pb2.GrantReply = await peer.imports.Grant(request, timeout=timeout_s)
+        with pod_errors(peer.worker_id):
+            grant: kv_transfer_pb2.GrantReply = await peer.imports.Grant(request, timeout=timeout_s)
         prompt.link = LinkEstimate(grant.link_bytes_per_s, grant.link_overhead_s)
         return grant
 
@@ -184,7 +187,8 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
                 if not self._exports.announced(prompt.key):
                     raise TransferError("decode gave the hand-off up")
             assert prompt.peer is not None
-            await prompt.peer.imports.Announce(news, timeout=CONTROL_TIMEOUT_S)
+            with pod_errors(prompt.peer.worker_id):
+                await prompt.peer.imports.Announce(news, timeout=CONTROL_TIMEOUT_S)
             if news.is_last:
                 return
 
@@ -210,9 +214,10 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
         if error is not None:
             request.error.CopyFrom(_reason(error))
         try:
-            await prompt.peer.imports.Revoke(request, timeout=CONTROL_TIMEOUT_S)
-        except grpc.RpcError as failure:
-            event(logger, logging.DEBUG, "revoke_failed", error=failure.code())
+            with pod_errors(prompt.peer.worker_id):
+                await prompt.peer.imports.Revoke(request, timeout=CONTROL_TIMEOUT_S)
+        except BatonError as failure:
+            event(logger, logging.DEBUG, "revoke_failed", error=failure)
 
     # StepObserver: on the event loop, between steps
 

@@ -14,11 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from baton.v1 import types_pb2, worker_pb2
-from core.errors import ERROR_METADATA_KEY, BatonError, Unavailable, from_detail, from_exception
+from core.errors import BatonError, Unreachable, from_detail, from_exception
 from core.logs import event
+from core.rpc import pod_errors
 from core.tasks import TaskSet
 from router.attach import WorkerLink
 
@@ -158,13 +157,13 @@ class Attempt:
 
     async def _call(self, link: WorkerLink, method: Any, request: Any) -> None:
         try:
-            await method(request, timeout=_CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            self._fail(_worker_error(link, error), link)
-        except asyncio.CancelledError:
-            # The link's channel was closed under the call.
-            self._fail(Unavailable(f"worker {link.worker_id} went away"), link)
-            raise
+            with pod_errors(f"worker {link.worker_id}"):
+                await method(request, timeout=_CALL_TIMEOUT_S)
+        except Unreachable as error:
+            self._fail(error, link)
+        except BatonError as error:
+            # Decode refuses also when it cannot reach prefill.
+            self._fail(error, *self._placement.links)
 
     async def _abort(self, telling: asyncio.Task[Any]) -> None:
         """Tells both workers to drop the attempt, after they have heard of it."""
@@ -174,8 +173,9 @@ class Attempt:
 
     async def _abort_at(self, link: WorkerLink, request: worker_pb2.AbortRequest) -> None:
         try:
-            await link.worker.Abort(request, timeout=_CALL_TIMEOUT_S)
-        except (grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError) as error:
+            with pod_errors(f"worker {link.worker_id}"):
+                await link.worker.Abort(request, timeout=_CALL_TIMEOUT_S)
+        except BatonError as error:
             # The stream to it is broken too then, at which the worker aborts by itself.
             event(
                 logger,
@@ -183,17 +183,5 @@ class Attempt:
                 "abort_not_delivered",
                 worker_id=link.worker_id,
                 request_id=request.request_id,
-                error=type(error).__name__,
+                error=error.message,
             )
-
-
-def _worker_error(link: WorkerLink, error: grpc.RpcError) -> BatonError:
-    """What a refused dispatch means for the request.
-
-    A worker's own answer counts as it is. Without one the call did not get through, which
-    another worker may cure.
-    """
-    metadata: Any = error.trailing_metadata() or ()
-    if any(key == ERROR_METADATA_KEY for key, _ in metadata):
-        return from_exception(error)
-    return Unavailable(f"worker {link.worker_id}: {error.code().name}: {error.details()}")

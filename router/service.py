@@ -7,10 +7,10 @@ import os
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
-
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
+from core.errors import BatonError
 from core.model_folder import ModelFolder
+from core.rpc import pod_errors
 from router.attach import WorkerLink
 from router.request import Generation
 from router.requests import RequestTable
@@ -82,12 +82,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 async def _worker_status(link: WorkerLink, audit: bool) -> worker_pb2.WorkerStatus:
     """The worker's own answer, or what the registry said of it with state UNREACHABLE."""
-    # A task of its own: a channel that is closed under a call cancels whoever waits for it.
-    asking = asyncio.create_task(_ask(link, worker_pb2.WorkerStatusRequest(audit=audit)))
-    await asyncio.wait({asking})
+    request = worker_pb2.WorkerStatusRequest(audit=audit)
     try:
-        return asking.result()
-    except (grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError):
+        with pod_errors(link.worker_id):
+            return await link.worker.GetWorkerStatus(request, timeout=_STATUS_TIMEOUT_S)
+    except BatonError:
         record = link.record
         return worker_pb2.WorkerStatus(
             id=record.worker_id,
@@ -97,9 +96,3 @@ async def _worker_status(link: WorkerLink, audit: bool) -> worker_pb2.WorkerStat
             epoch=record.epoch,
             state=types_pb2.WORKER_STATE_UNREACHABLE,
         )
-
-
-async def _ask(
-    link: WorkerLink, request: worker_pb2.WorkerStatusRequest
-) -> worker_pb2.WorkerStatus:
-    return await link.worker.GetWorkerStatus(request, timeout=_STATUS_TIMEOUT_S)

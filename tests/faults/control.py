@@ -96,7 +96,9 @@ class WorkerFaults:
             fault.go()
 
     @contextmanager
-    def rule(self, point: str, action: str, *, times: int = 0, seconds: float = 0) -> Iterator[Fault]:
+    def rule(
+        self, point: str, action: str, *, times: int = 0, seconds: float = 0
+    ) -> Iterator[Fault]:
         """`action` at `point`, every time or so often, while the context lasts."""
         fault = self.arm(point, action, times, seconds=seconds)
         try:
