@@ -128,7 +128,8 @@ class WorkerLink:
 
     async def _read_stream(self) -> str:
         """Reads one Attach stream to its end and says why it ended."""
-        call = self.worker.Attach(worker_pb2.AttachRequest(router_id=self._router_id))
+        request = worker_pb2.AttachRequest(router_id=self._router_id, epoch=self.epoch)
+        call = self.worker.Attach(request)
         try:
             while True:
                 async with asyncio.timeout(self._silence_s):

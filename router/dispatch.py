@@ -76,6 +76,7 @@ class Attempt:
         self._outcome: asyncio.Future[types_pb2.FinishReason.ValueType] = loop.create_future()
         self._prefill_reported = asyncio.Event()
         self._must_abort = True
+        self._is_handed_off = False
         self.cached_tokens = 0
         self.transferred_blocks = 0
 
@@ -105,8 +106,11 @@ class Attempt:
             self._fail(from_exception(error), *self._placement.links)
 
     def on_lost(self, link: WorkerLink, error: BatonError) -> None:
-        """Fails the attempt: what the worker knew of it is gone."""
-        self._fail(error, link)
+        """Fails the attempt, unless decode has all it needs of prefill."""
+        if link is self._placement.prefill and self._is_handed_off:
+            self._prefill_reported.set()
+        else:
+            self._fail(error, link)
 
     def _take(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
         if link is self._placement.prefill:
@@ -114,6 +118,8 @@ class Attempt:
             self._prefill_reported.set()
         else:
             self.transferred_blocks = max(self.transferred_blocks, output.transferred_blocks)
+            # Decode speaks, but to fail, when it has prefill's KV.
+            self._is_handed_off = True
         if self._outcome.done():
             return
         if output.preempted:

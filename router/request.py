@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
@@ -20,7 +21,7 @@ from core.errors import (
 from core.logs import event
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
-from router.dispatch import Attempt, AttemptFailed, AttemptPreempted
+from router.dispatch import Attempt, AttemptFailed, AttemptPreempted, Placement
 from router.output_text import OutputText
 from router.outputs import OutputLog
 from router.placement import Placer
@@ -49,6 +50,8 @@ class Generation:
     limits: ModelLimits
     """With the model's own context length; the pool may know a shorter one."""
     placer: Placer
+    worker_wait_s: float
+    """How long a request waits in all while no worker of a role is ready."""
     tasks: TaskSet
     rng: random.Random
 
@@ -81,6 +84,7 @@ class RequestRun:
         self._shared = shared
         self._received_at = time.monotonic()
         self._first_token_at: float | None = None
+        self._worker_wait_s = shared.worker_wait_s
 
     async def run(self) -> None:
         """Ends with the log finished or failed; raises only CancelledError."""
@@ -148,12 +152,7 @@ class RequestRun:
         avoid: frozenset[str],
     ) -> inference_pb2.GenerateResponse:
         """One attempt. Raises AttemptFailed or AttemptPreempted."""
-        try:
-            placement = await self._shared.placer.place(
-                [*resolved.prompt_token_ids, *self.log.token_ids], avoid
-            )
-        except Unavailable as error:
-            raise AttemptFailed(error, frozenset()) from error
+        placement = await self._place([*resolved.prompt_token_ids, *self.log.token_ids], avoid)
 
         def receive(output: worker_pb2.SequenceOutput) -> bool:
             if self._first_token_at is None and output.token_ids:
@@ -170,6 +169,24 @@ class RequestRun:
             attempts=number,
         )
         return self._last_message(resolved, reason, route, text.flush())
+
+    async def _place(self, token_ids: list[int], avoid: frozenset[str]) -> Placement:
+        """Waits for a worker of each role, since one that has died may soon be replaced.
+
+        Raises Unavailable when the request has waited for as long as it may.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return await self._shared.placer.place(token_ids, avoid)
+            except Unavailable:
+                if self._worker_wait_s <= 0:
+                    raise
+            began_at = loop.time()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._worker_wait_s):
+                    await self._shared.placer.pool.wait_changed()
+            self._worker_wait_s -= loop.time() - began_at
 
     def _dispatch(self, resolved: ResolvedRequest, number: int) -> worker_pb2.Dispatch:
         return worker_pb2.Dispatch(

@@ -24,6 +24,11 @@ class RouterSettings(Settings):
     worker_silence_s: float = Field(
         5.0, gt=0, description="A worker that says nothing for so long counts as unreachable"
     )
+    worker_wait_s: float = Field(
+        10.0,
+        ge=0,
+        description="How long a request waits in all while no worker of a role is ready",
+    )
     load_max_age_s: float = Field(
         3.0, gt=0, description="A load report older than this counts as unknown"
     )

@@ -245,7 +245,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Attach(
         self, request: worker_pb2.AttachRequest, context: Any
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
-        """Streams what this worker makes for one router."""
+        """Streams what this worker makes for one router.
+
+        A router that means a former life at this address is refused: what it would dispatch
+        names that life, too.
+        """
+        identity = self._host.identity
+        if request.epoch != identity.epoch:
+            raise Unavailable(
+                f"{identity.worker_id} is in life {identity.epoch}, not {request.epoch}"
+            )
         async with contextlib.aclosing(self._host.hub.attach(request.router_id)) as messages:
             async for message in messages:
                 yield message

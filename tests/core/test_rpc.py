@@ -12,9 +12,11 @@ from core.errors import (
     InvalidArgument,
     ResourceExhausted,
     StartupError,
+    Unavailable,
+    Unreachable,
     from_exception,
 )
-from core.rpc import RpcServer, open_channel, run_service
+from core.rpc import RpcServer, open_channel, pod_errors, run_service
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
@@ -80,6 +82,54 @@ async def test_foreign_exceptions_are_translated(raised, arrives):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await worker_pb2_grpc.WorkerStub(channel).Abort(worker_pb2.AbortRequest())
     assert type(from_exception(caught.value)) is arrives
+
+
+async def test_a_cancellation_that_nobody_asked_for_is_answered():
+    async with serving(FakeWorker(asyncio.CancelledError())) as (channel, _):
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as unary:
+            await stub.Abort(worker_pb2.AbortRequest(), timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as stream:
+            async for _ in stub.Attach(worker_pb2.AttachRequest(), timeout=5):
+                pass
+    for caught in (unary, stream):
+        assert type(from_exception(caught.value)) is Unavailable
+
+
+async def call_with_pod_errors(channel, **options):
+    with pod_errors("decode-0"):
+        await worker_pb2_grpc.WorkerStub(channel).Abort(worker_pb2.AbortRequest(), **options)
+
+
+async def test_a_pods_own_error_is_told_from_no_answer():
+    async with serving(FakeWorker(InvalidArgument("bad", field="top_p"))) as (channel, _):
+        with pytest.raises(InvalidArgument, match="bad"):
+            await call_with_pod_errors(channel)
+    async with open_channel("127.0.0.1:1") as channel:
+        with pytest.raises(Unreachable, match="decode-0: UNAVAILABLE"):
+            await call_with_pod_errors(channel)
+        with pytest.raises(Unreachable, match="decode-0: DEADLINE_EXCEEDED"):
+            await call_with_pod_errors(channel, timeout=0.001, wait_for_ready=True)
+
+
+async def test_a_channel_that_closes_before_or_under_a_call_is_no_answer():
+    channel = open_channel("127.0.0.1:1")
+    call = asyncio.ensure_future(call_with_pod_errors(channel, wait_for_ready=True))
+    await asyncio.sleep(0.05)
+    await channel.close(None)
+    with pytest.raises(Unreachable, match="decode-0: the connection was closed"):
+        await call
+    with pytest.raises(Unreachable, match="closed"):
+        await call_with_pod_errors(channel)
+
+
+async def test_a_caller_that_is_cancelled_itself_stays_cancelled():
+    async with open_channel("127.0.0.1:1") as channel:
+        call = asyncio.ensure_future(call_with_pod_errors(channel, wait_for_ready=True))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
 
 
 async def test_a_cancelled_stream_closes_the_handler():

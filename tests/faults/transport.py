@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton.v1 import kv_transfer_pb2
 from core.errors import TransferError
-from kvtransfer.base import BlockCopy, MemoryRegion, Pull, Transport
+from kvtransfer.base import BlockCopy, BlockPart, MemoryRegion, Pull, Transport
 from tests.faults.points import FaultPoints
 
 
@@ -37,8 +37,11 @@ class FaultyTransport(Transport):
     def is_connected(self, agent: str) -> bool:
         return self._inner.is_connected(agent)
 
-    def pull(self, agent: str, copies: Sequence[BlockCopy]) -> Pull:
-        return FaultyPull(self._inner, agent, copies, self._region, self._faults)
+    def pull(self, agent: str, copies: Sequence[BlockCopy], part: BlockPart | None = None) -> Pull:
+        def read(some: Sequence[BlockCopy]) -> Pull:
+            return self._inner.pull(agent, some, part)
+
+        return FaultyPull(read, copies, self._region, self._faults)
 
     def set_num_exports(self, num_exports: int) -> None:
         self._inner.set_num_exports(num_exports)
@@ -55,14 +58,12 @@ class FaultyPull(Pull):
 
     def __init__(
         self,
-        inner: Transport,
-        agent: str,
+        read: Callable[[Sequence[BlockCopy]], Pull],
         copies: Sequence[BlockCopy],
         region: MemoryRegion,
         faults: FaultPoints,
     ) -> None:
-        self._inner = inner
-        self._agent = agent
+        self._begin = read
         self._region = region
         self._faults = faults
         self._given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -107,7 +108,7 @@ class FaultyPull(Pull):
 
     async def _read(self, copies: list[BlockCopy]) -> None:
         if copies:
-            self._part = self._inner.pull(self._agent, copies)
+            self._part = self._begin(copies)
             if self._given_up.done():
                 # Bytes that are on their way cannot be called back.
                 await self._part.settled()

@@ -84,11 +84,14 @@ class FakeWorker(
         yield worker_pb2.WorkerMessage(load=self.load, state=self.record.state)
         while True:
             try:
+                # Not around the yield: time that the stream takes is no silence.
                 async with asyncio.timeout(HEARTBEAT_S):
-                    yield worker_pb2.WorkerMessage(outputs=[await outbox.get()])
+                    output = await outbox.get()
             except TimeoutError:
                 if not self.is_silent:
                     yield worker_pb2.WorkerMessage(load=self.load, state=self.record.state)
+            else:
+                yield worker_pb2.WorkerMessage(outputs=[output])
 
     async def Abort(self, request, context) -> worker_pb2.AbortReply:
         self.aborts.append((request.request_id, request.attempt))

@@ -195,6 +195,40 @@ async def test_a_silent_worker_counts_as_unreachable(serve):
     assert answer.last.route.decode_worker != victim.record.worker_id
 
 
+async def test_prefill_may_die_once_decode_has_taken_over(serve):
+    script = Script(reply=list(REPLY), num_decode_tokens=4)
+    async with serve(script=script) as s:
+        call = s.stub.Generate(prompt())
+        num_tokens = 0
+        while num_tokens < 5:
+            num_tokens += len((await call.read()).token_ids)
+        await s.prefills[0].stop()
+        dispatch = s.decodes[0].dispatches[0]
+        for index in range(5, len(REPLY)):
+            s.decodes[0].send(dispatch, s.decodes[0].script_output(dispatch, index))
+        messages = [message async for message in call]
+    assert messages[-1].route.attempts == 1
+    assert messages[-1].usage.completion_tokens == len(REPLY)
+
+
+async def test_a_request_waits_for_a_worker_that_is_being_replaced(serve):
+    async with serve() as s:
+        await s.decodes[0].stop()
+        asking = asyncio.create_task(s.ask(prompt()))
+        await asyncio.sleep(0.3)
+        s.decodes[0].record.epoch += 1
+        await s.decodes[0].start(s.registry)
+        assert (await asking).text == "Paris, of course."
+
+
+async def test_the_wait_for_a_worker_has_an_end(serve):
+    async with serve(worker_wait_s=0.3) as s:
+        await s.decodes[0].stop()
+        async with asyncio.timeout(5):
+            with pytest.raises(Unavailable, match="no decode worker is ready"):
+                await s.ask(prompt())
+
+
 async def test_cancelling_the_call_aborts_on_both_workers(serve):
     script = Script(reply=list(REPLY), num_decode_tokens=2)
     async with serve(script=script) as s:

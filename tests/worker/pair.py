@@ -130,8 +130,10 @@ class Pair:
     async def attach(self) -> None:
         ready = [asyncio.Event() for _ in self.workers]
         self._readers = [
-            asyncio.ensure_future(self._read(stub, event))
-            for stub, event in zip(self.workers, ready, strict=True)
+            asyncio.ensure_future(self._read(stub, subject.address.epoch, event))
+            for stub, subject, event in zip(
+                self.workers, (self.prefill, self.decode), ready, strict=True
+            )
         ]
         for event in ready:
             await event.wait()
@@ -146,8 +148,10 @@ class Pair:
         for channel in self._channels:
             await channel.close(None)
 
-    async def _read(self, stub: worker_pb2_grpc.WorkerAsyncStub, ready: asyncio.Event) -> None:
-        async for message in stub.Attach(worker_pb2.AttachRequest(router_id=ROUTER)):
+    async def _read(
+        self, stub: worker_pb2_grpc.WorkerAsyncStub, epoch: int, ready: asyncio.Event
+    ) -> None:
+        async for message in stub.Attach(worker_pb2.AttachRequest(router_id=ROUTER, epoch=epoch)):
             ready.set()
             for output in message.outputs:
                 self._note(output)

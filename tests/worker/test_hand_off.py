@@ -454,3 +454,11 @@ async def test_a_worker_whose_quarantine_settles_in_time_goes_on(
             await asyncio.sleep(0.01)
         prompt = make_prompt(40)
         assert (await both.generate(prompt, "next")).output == expected(prompt)
+
+
+async def test_a_router_that_means_a_former_life_cannot_attach(folder: Path) -> None:
+    async with pair(folder) as both:
+        request = worker_pb2.AttachRequest(router_id="late", epoch=both.decode.address.epoch - 1)
+        with pytest.raises(Exception, match="is in life") as caught:
+            await both.workers[1].Attach(request).read()
+        assert isinstance(from_exception(caught.value), Unavailable)
