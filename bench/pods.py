@@ -248,7 +248,8 @@ def pod_stack(
 
 
 def _with_port(spec: ProcessSpec, port: int) -> ProcessSpec:
-    return replace(spec, argv=(*spec.argv, "--port", str(port)))
+    # Redis is the stack's own, so ids need not be told from other stacks'.
+    return replace(spec, argv=(*spec.argv, "--worker-id", spec.name, "--port", str(port)))
 
 
 def _fixed_ports(count: int) -> Iterator[int]:

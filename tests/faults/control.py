@@ -114,7 +114,10 @@ class WorkerFaults:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                self._worker, _ = self._listener.accept()
+                worker, _ = self._listener.accept()
+                if self._worker is not None:
+                    self._worker.close()
+                self._worker = worker
                 threading.Thread(target=self._read, args=(self._worker,), daemon=True).start()
 
     def _read(self, worker: socket.socket) -> None:

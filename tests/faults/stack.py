@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 SILENCE_S = 2.5
 """After so long a suspended worker counts as lost; half of the default, to save time."""
 ROUTER_ARGS = ("--worker-silence-s", str(SILENCE_S), "--worker-poll-s", "0.2")
+WORKER_ARGS = ("--dtype", "float32", "--num-gpu-blocks-override", "64")
 NUM_NEXT_REQUESTS = 20
 
 
@@ -132,7 +133,7 @@ def fault_stack(
     folder, reference = served
     # Paths of unix sockets are short.
     run_dir = Path(tempfile.mkdtemp(prefix="baton-faults-"))
-    settings = {"worker_args": ("--dtype", "float32"), **config}
+    settings = {"worker_args": WORKER_ARGS, **config}
     stack = FaultStack(
         UpConfig(str(folder), router_args=router_args, **settings), run_dir, reference
     )

@@ -59,10 +59,10 @@ def wrap_queue(faults: FaultPoints) -> None:
 def wrap_steps(faults: FaultPoints) -> None:
     execute = ModelRunner.execute
 
-    def execute_later(runner: ModelRunner, batch: Any) -> Any:
+    def execute_later(runner: ModelRunner, *args: Any) -> Any:
         if faults.at_blocking("step") == "fail":
             raise RuntimeError("a fault: the device is lost")
-        return execute(runner, batch)
+        return execute(runner, *args)
 
     ModelRunner.execute = execute_later  # type: ignore[method-assign]
 

@@ -198,17 +198,17 @@ async def test_a_silent_worker_counts_as_unreachable(serve):
 async def test_prefill_may_die_once_decode_has_taken_over(serve):
     script = Script(reply=list(REPLY), num_decode_tokens=4)
     async with serve(script=script) as s:
-        call = s.stub.Generate(prompt())
+        messages = aiter(s.stub.Generate(prompt()))
         num_tokens = 0
         while num_tokens < 5:
-            num_tokens += len((await call.read()).token_ids)
+            num_tokens += len((await anext(messages)).token_ids)
         await s.prefills[0].stop()
         dispatch = s.decodes[0].dispatches[0]
         for index in range(5, len(REPLY)):
             s.decodes[0].send(dispatch, s.decodes[0].script_output(dispatch, index))
-        messages = [message async for message in call]
-    assert messages[-1].route.attempts == 1
-    assert messages[-1].usage.completion_tokens == len(REPLY)
+        rest = [message async for message in messages]
+    assert rest[-1].route.attempts == 1
+    assert rest[-1].usage.completion_tokens == len(REPLY)
 
 
 async def test_a_request_waits_for_a_worker_that_is_being_replaced(serve):
