@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from baton.v1 import kv_transfer_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from core.errors import BatonError, from_detail
 from core.rpc import RpcServer, open_channel
 from decode_svc.service import DecodeService
@@ -123,6 +123,7 @@ class Pair:
         self._channels = [open_channel(w.address.address) for w in (prefill, decode)]
         self.prefill_stub = worker_pb2_grpc.PrefillStub(self._channels[0])
         self.decode_stub = worker_pb2_grpc.DecodeStub(self._channels[1])
+        self.decode_imports = kv_transfer_pb2_grpc.KvImportStub(self._channels[1])
         self.workers = [worker_pb2_grpc.WorkerStub(channel) for channel in self._channels]
         self._results: dict[tuple[str, int], Result] = {}
         self._readers: list[asyncio.Task[None]] = []
@@ -216,6 +217,13 @@ class Pair:
             await asyncio.sleep(0.01)
         assert self.prefill.audit() == []
         assert self.decode.audit() == []
+
+    async def until_decoding(self, timeout_s: float = 10.0) -> None:
+        """Waits until decode runs something; fails after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while self.decode.load.running == 0:
+            assert time.monotonic() < deadline, f"nothing runs: {self.decode.load}"
+            await asyncio.sleep(0.001)
 
 
 def is_idle(subject: Worker) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import grpc
 import pytest
 
-from baton.v1 import types_pb2, worker_pb2
+from baton.v1 import kv_transfer_pb2, types_pb2, worker_pb2
 from core.errors import FailedPrecondition, InvalidArgument, Unavailable, from_exception
 from decode_svc.service import DecodeService
 from engine.batch import StepResult
@@ -272,12 +273,39 @@ async def test_a_repeated_dispatch_starts_nothing_twice(folder: Path, expected) 
     async with pair(folder) as both:
         prompt = make_prompt(40)
         dispatch = both.dispatch(prompt, "twice")
+        decode = worker_pb2.DecodeRequest(dispatch=dispatch, prefill=both.prefill.address)
+        prefill = worker_pb2.PrefillRequest(dispatch=dispatch, decode=both.decode.address)
         result = await both.send(dispatch)
-        await both.decode_stub.Decode(
-            worker_pb2.DecodeRequest(dispatch=dispatch, prefill=both.prefill.address)
-        )
+        await both.decode_stub.Decode(decode)
         await result.ended.wait()
+        await both.decode_stub.Decode(decode)
+        await both.prefill_stub.Prefill(prefill)
+        await both.until_idle()
         assert result.output == expected(prompt)
+        assert result.error is None
+
+
+@pytest.mark.parametrize(
+    ("epochs_later", "refusal"), [(0, "had its room"), (1, "has restarted since")]
+)
+async def test_a_late_question_for_room_disturbs_nobody(
+    folder: Path, expected, epochs_later: int, refusal: str
+) -> None:
+    async with pair(folder) as both:
+        prompt = make_prompt(40)
+        result = await both.send(both.dispatch(prompt, "once", max_tokens=60))
+        await both.until_decoding()
+        question = kv_transfer_pb2.GrantRequest(
+            request_id="once",
+            attempt=1,
+            prefill_epoch=both.prefill.address.epoch,
+            decode_epoch=both.decode.address.epoch + epochs_later,
+        )
+        with pytest.raises(grpc.RpcError, match=refusal):
+            await both.decode_imports.Grant(question)
+        assert both.decode.load.imports == 0
+        await result.ended.wait()
+        assert result.output == expected(prompt, 60)
 
 
 def _flip_a_byte_of(both: Pair, monkeypatch: pytest.MonkeyPatch, index: int) -> None:

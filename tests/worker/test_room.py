@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from core.errors import TransferError
 from core.sampling import SamplingParams
 from decode_svc.room import Room
 from engine.block_pool import BlockPool
@@ -68,3 +69,12 @@ async def test_asking_twice_gets_one_import() -> None:
     await bench.ask("a", 8)
     await bench.ask("a", 8)
     assert bench.pool.stats().referenced == 2
+
+
+async def test_who_had_its_room_gets_none_again() -> None:
+    bench = Bench(8)
+    await bench.ask("a", 8)
+    bench.imports.abort(("a", 1))
+    with pytest.raises(TransferError, match="had its room"):
+        await (await bench.ask("a", 8))
+    assert bench.pool.stats().referenced == 0

@@ -25,18 +25,19 @@ WORKERS = PREFILLS + DECODES
 class Cluster:
     """A world with workers in it. Every method is one thing that happens."""
 
-    def __init__(self, prompts: list[Prompt], num_parallel_reads: int) -> None:
+    def __init__(self, prompts: list[Prompt], num_parallel: int) -> None:
+        """`num_parallel`: announcements and reads that one request may have in flight."""
         self.world = World(prompts)
-        self._num_parallel_reads = num_parallel_reads
+        self._num_parallel = num_parallel
         self.dispatches: list[Dispatch] = []
         for name in WORKERS:
             self._begin_life(Address(name, epoch=1))
 
     def _begin_life(self, address: Address) -> None:
         if address.name in PREFILLS:
-            self.world.add(PrefillLife(self.world, address))
+            self.world.add(PrefillLife(self.world, address, self._num_parallel))
         else:
-            self.world.add(DecodeLife(self.world, address, self._num_parallel_reads))
+            self.world.add(DecodeLife(self.world, address, self._num_parallel))
 
     @property
     def prefills(self) -> list[PrefillLife]:
@@ -91,6 +92,17 @@ class Cluster:
         assert life.snapshot() == before, f"a stale {message.method} changed something"
         self.world.seen["stale message"] += 1
 
+    def replay(self, name: str) -> None:
+        """Everything that was said to a worker of late, once more and in order."""
+        for message in self.world.delivered[:]:
+            if message.to == name:
+                self.repeat(message)
+                self.make_room()
+
+    def break_call(self, index: int) -> None:
+        """The asker hears of an error, whatever has become of the question."""
+        self.world.calls[index].end(Unavailable("the connection broke"))
+
     # Workers
 
     def crash(self, name: str) -> None:
@@ -99,9 +111,19 @@ class Cluster:
         self._begin_life(replace(address, epoch=address.epoch + 1))
         self.world.seen["crash"] += 1
 
-    def reap(self) -> None:
-        for life in self.world.lives.values():
-            life.reap()
+    def stall(self, seconds: int, is_renewing: bool) -> None:
+        """A while in which nothing gets on; decode renews the leases, or cannot even do that."""
+        for _ in range(seconds):
+            self.world.advance(1.0)
+            if is_renewing:
+                self._renew()
+
+    def _renew(self) -> None:
+        num_before = len(self.world.messages)
+        for life in self.decodes:
+            life.renew()
+        for message in self.world.messages[num_before:]:
+            self.deliver(message)
 
     def make_room(self) -> None:
         for life in self.decodes:
@@ -116,17 +138,21 @@ class Cluster:
             if request.is_granted and request.is_sequence_alive
         ]
 
+    def burials(self) -> list[Callable[[], None]]:
+        """Tasks that have been cancelled and run now."""
+        return [
+            lambda life=life, key=key: life.fail(key)  # type: ignore[misc]
+            for life in self.world.lives.values()
+            for key in life.cancelled()
+        ]
+
     def natural_actions(self) -> list[Callable[[], None]]:
         """Everything that brings the hand-offs on, in the order that it would come about."""
         deliveries = [
-            lambda message=message: self.deliver(message)  # type: ignore[misc]
-            for message in self.world.messages
+            lambda message=message: self.deliver(message) for message in self.world.messages
         ]
-        reads = [
-            lambda life=life, read=read: life.move(read)  # type: ignore[misc]
-            for life, read in self.reads
-        ]
-        return [*deliveries, *self.computations(), *reads]
+        reads = [lambda life=life, read=read: life.move(read) for life, read in self.reads]
+        return [*deliveries, *self.computations(), *reads, *self.burials()]
 
     def go_well(self, choices: list[int]) -> None:
         """A while without a fault: of what could happen next, what each choice says."""
@@ -147,11 +173,13 @@ class Cluster:
         for life in self.world.lives.values():
             while life.strangers:
                 life.vacate()
-        for _ in range(int(DEADLINE_S) + 2):
+        seconds = 0
+        while any(life.num_open for life in self.world.lives.values()):
+            assert seconds <= DEADLINE_S, "a request has no outcome"
             self._pass_a_silent_second()
-            self.check()
+            seconds += 1
+        self.check()
         for life in self.world.lives.values():
-            assert life.num_open == 0
             assert life.outcomes.keys() == life.taken_in, "a request has no outcome"
             stats = life.pool.stats()
             assert stats.referenced == stats.quarantined == 0, "blocks have leaked"
@@ -167,9 +195,8 @@ class Cluster:
         for life in self.decodes:
             for request in life.committed:
                 life.finish(request)
-        self.reap()
+        for worker in self.world.lives.values():
+            worker.reap()
+        for action in self.burials():
+            action()
         self.make_room()
-
-    def break_call(self, index: int) -> None:
-        """The asker hears of an error, whatever has become of the question."""
-        self.world.calls[index].end(Unavailable("the connection broke"))

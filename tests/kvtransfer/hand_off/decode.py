@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from core.errors import BatonError, TransferError, Unavailable
 from kvtransfer.base import BlockCopy
 from kvtransfer.imports import Announcement, ImportTable, PoolActions
+from tests.kvtransfer.hand_off.prefill import PrefillLife
 from tests.kvtransfer.hand_off.world import (
     DEADLINE_S,
     Address,
@@ -51,12 +52,15 @@ class Decoding:
     news: deque[list[BlockCopy]] = field(default_factory=deque)
     has_last_news: bool = False
     announced: dict[int, Announcement] = field(default_factory=dict)
-    is_releasing: bool = False
+    asked_at: int | None = None
+    """When, in world order, it began to ask whether the lease held."""
     is_released: bool = False
     block_table: list[int] | None = None
     """Once committed."""
     expected: list[Content] = field(default_factory=list)
     """Contents of `block_table`."""
+    is_cancelled: bool = False
+    """Its task ends as soon as it runs; until then the request can be found."""
 
 
 class DecodeLife(Life):
@@ -81,6 +85,9 @@ class DecodeLife(Life):
     def num_open(self) -> int:
         return self.imports.num_open + len(self.requests)
 
+    def keys(self) -> list[Key]:
+        return list(self.requests)
+
     def knows(self, key: Key) -> bool:
         return key in self.requests
 
@@ -88,9 +95,11 @@ class DecodeLife(Life):
         tables = [r.held + r.fresh for r in self.requests.values() if r.is_granted]
         return super().owners() + tables + [r.block_table or [] for r in self.committed]
 
-    def taken(self, blocks: list[int]) -> None:
-        may_land = {copy.destination for read in self.reads for copy in read.copies}
-        assert not may_land & set(blocks), "a block is given out while a read may land in it"
+    def cancelled(self) -> list[Key]:
+        return [key for key, request in self.requests.items() if request.is_cancelled]
+
+    def may_land(self) -> set[int]:
+        return {copy.destination for read in self.reads for copy in read.copies}
 
     # What the router says
 
@@ -103,7 +112,7 @@ class DecodeLife(Life):
 
     def abort(self, key: Key) -> None:
         self.seen.add(key)
-        self.fail(key)
+        self.cancel(key)
 
     # What prefill says
 
@@ -114,7 +123,7 @@ class DecodeLife(Life):
 
     def grant(self, key: Key, prefill_epoch: int, decode_epoch: int) -> int | Later:
         request = self._require(key)
-        if request.dispatch.prefill.epoch != prefill_epoch:
+        if (request.dispatch.prefill.epoch, self.address.epoch) != (prefill_epoch, decode_epoch):
             raise Unavailable("another life")
         if self.imports.has_ended(key):
             raise TransferError("it had its room")
@@ -140,27 +149,32 @@ class DecodeLife(Life):
             self.imports.grant(key, held, fresh)
             request.held, request.fresh, request.is_granted = list(held), list(fresh), True
             request.heard_at = self.world.now
-            for call in request.later.calls:
-                self.world.reply(call, len(held))
+            self._answer(request, len(held))
 
     def announce(self, key: Key, news: Announcement) -> None:
         request = self._require(key)
-        copies = self.imports.announce(key, news)
-        is_new = news.sequence not in request.announced
-        assert (copies is not None) == is_new
-        assert request.announced.setdefault(news.sequence, news) == news
+        is_repeated = request.is_granted and request.announced.get(news.sequence) == news
+        try:
+            copies = self.imports.announce(key, news)
+        except BatonError:
+            assert not is_repeated, "the repetition got another answer"
+            raise
+        assert (copies is None) == is_repeated
         if copies is None:
             self.world.seen["repeated announcement"] += 1
             return
+        assert request.is_granted, "an announcement for an import that is over"
+        request.announced[news.sequence] = news
         request.heard_at = self.world.now
         request.news.append(copies)
         request.has_last_news = news.is_last
-        self.go_on(request)
+        if not request.is_cancelled:
+            self.go_on(request)
 
     def revoke(self, key: Key) -> None:
         if key in self.requests:
             self.requests[key].is_released = True
-            self.fail(key)
+            self.cancel(key)
 
     # Reading
 
@@ -174,8 +188,8 @@ class DecodeLife(Life):
                 self.imports.begin_read(key)
                 own.append(Read(key, copies, self.world.all_lives[request.dispatch.prefill]))
                 self.reads.append(own[-1])
-        if request.has_last_news and not own and not request.news and not request.is_releasing:
-            request.is_releasing = True
+        if request.has_last_news and not own and not request.news and request.asked_at is None:
+            request.asked_at = self.world.next_moment()
             self.imports.begin_release(key)
             self.call(
                 request.dispatch.prefill.name,
@@ -211,6 +225,8 @@ class DecodeLife(Life):
         if read.is_given_up:
             self._settle(read)
             return
+        if self.requests[read.key].is_cancelled:
+            return
         for copy in read.copies:
             self.sample(read, copy)
             self.land(read, copy)
@@ -228,13 +244,14 @@ class DecodeLife(Life):
             del self.quarantined[read.key]
         self.world.seen["settled"] += 1
 
-    def renew(self, request: Decoding) -> None:
-        if request.is_granted and not request.is_released:
-            self.call(request.dispatch.prefill.name, "renew", request.dispatch.key)
+    def renew(self) -> None:
+        for key, request in self.requests.items():
+            if request.is_granted and not request.is_released:
+                self.call(request.dispatch.prefill.name, "renew", key)
 
     def _released(self, request: Decoding, answer: Answer) -> None:
         key = request.dispatch.key
-        if self.requests.get(key) is not request:
+        if self.requests.get(key) is not request or request.is_cancelled:
             return
         if isinstance(answer, BatonError):
             self.fail(key)
@@ -246,7 +263,16 @@ class DecodeLife(Life):
         if block_table is None:
             self.fail(key)
             return
+        self._check_lease(request)
         self._commit(request, block_table)
+
+    def _check_lease(self, request: Decoding) -> None:
+        """The lease must have ended unbroken, and only after everything was read."""
+        source = self.world.all_lives[request.dispatch.prefill]
+        assert isinstance(source, PrefillLife)
+        released_at = source.released_at.get(request.dispatch.key, 0)
+        assert request.asked_at is not None
+        assert released_at > request.asked_at, "what was read after the lease is accepted"
 
     def _commit(self, request: Decoding, block_table: list[int]) -> None:
         prompt = request.dispatch.prompt
@@ -276,41 +302,57 @@ class DecodeLife(Life):
         self.pool.release(reversed(request.block_table or []))
         self._end(request, "finished")
 
+    def cancel(self, key: Key) -> None:
+        if key in self.requests:
+            self.requests[key].is_cancelled = True
+
     def fail(self, key: Key) -> None:
-        """The request's task is cancelled, or raises."""
-        request = self.requests.get(key)
-        if request is None:
-            return
+        request = self.requests[key]
         self.line.pop(key, None)
-        own = [read for read in self.reads if read.key == key]
         self.imports.abort(key)
-        for read in own:
-            read.is_given_up = True
-            self.quarantined[key] = request.fresh
-            self.world.seen["given up in a read"] += 1
+        self._given_up(request)
         self.pool.release(reversed(request.block_table or []))
         if not request.is_released:
             self.call(request.dispatch.prefill.name, "release", key)
         self._end(request, "failed")
 
+    def _given_up(self, request: Decoding) -> None:
+        """Notes what the import's end does to the blocks."""
+        if not request.is_granted:
+            return
+        request.is_granted = False
+        for read in self.reads:
+            if read.key == request.dispatch.key:
+                read.is_given_up = True
+                self.quarantined[read.key] = request.fresh
+                self.world.seen["given up in a read"] += 1
+
     def _end(self, request: Decoding, outcome: str) -> None:
         key = request.dispatch.key
         del self.requests[key]
         assert self.outcomes.setdefault(key, outcome) == outcome
+        self._answer(request, TransferError("over"))
+
+    def _answer(self, request: Decoding, answer: Answer) -> None:
+        """To all who asked for the grant and still wait."""
         for call in request.later.calls:
-            self.world.reply(call, TransferError("over"))
+            self.world.reply(call, answer)
+        request.later.calls.clear()
 
     # Time
 
     def reap(self) -> None:
-        for key in self.imports.expired():
+        for key in self.imports.reap():
+            request = self.requests[key]
+            assert self.world.now > request.heard_at + IMPORT_TIMEOUT_S, "an import ended too early"
             self.world.seen["import expired"] += 1
-            self.fail(key)
-        for key, request in list(self.requests.items()):
+            self._given_up(request)
+            self.cancel(key)
+        for key, request in self.requests.items():
             is_late = request.is_granted and self.world.now > request.heard_at + IMPORT_TIMEOUT_S
             assert not is_late, "an import outlives the silence of its prefill"
             if self.world.now > request.expires_at:
-                self.fail(key)
+                self.cancel(key)
 
     def check(self) -> None:
         super().check()
@@ -331,5 +373,5 @@ class DecodeLife(Life):
     def _check_destinations(self, read: Read) -> None:
         request = self.requests.get(read.key)
         is_import = request is not None and request.is_granted
-        owned = request.fresh if is_import and request is not None else self.quarantined[read.key]
+        owned = request.fresh if request and is_import else self.quarantined[read.key]
         assert {copy.destination for copy in read.copies} <= set(owned)

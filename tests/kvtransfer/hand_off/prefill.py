@@ -17,7 +17,7 @@ from tests.kvtransfer.hand_off.world import (
     World,
 )
 
-LEASE = LeaseConfig(lease_s=10.0, max_lease_s=25.0, pin_s=40.0)
+LEASE = LeaseConfig(lease_s=4.0, max_lease_s=7.0, pin_s=25.0)
 
 
 @dataclass(eq=False)
@@ -33,7 +33,12 @@ class Prefilling:
     """The export's and, until the first token, the sequence's."""
     is_sequence_alive: bool = True
     num_computed: int = 0
-    is_announcing: bool = False
+    num_unanswered: int = 0
+    """Announcements on their way."""
+    is_announced: bool = False
+    """The last announcement is sent."""
+    is_cancelled: bool = False
+    """Its task ends as soon as it runs; the engine goes on until then."""
 
 
 @dataclass
@@ -49,17 +54,23 @@ class Lease:
 class PrefillLife(Life):
     """One life of a prefill worker."""
 
-    def __init__(self, world: World, address: Address) -> None:
+    def __init__(self, world: World, address: Address, num_unanswered: int) -> None:
         super().__init__(world, address)
+        self.max_unanswered = num_unanswered
         self.exports = ExportTable(LEASE, self.clock, self.pool.acquire, self.pool.release)
         self.requests: dict[Key, Prefilling] = {}
         self.leases: dict[Key, Lease] = {}
         self.answers: dict[Key, tuple[bool, float]] = {}
         """What `Release` has to answer for an ended export, and until when at least."""
+        self.released_at: dict[Key, int] = {}
+        """When, in world order, an export ended with its lease unbroken."""
 
     @property
     def num_open(self) -> int:
         return self.exports.num_open + len(self.requests)
+
+    def keys(self) -> list[Key]:
+        return list(self.requests)
 
     def knows(self, key: Key) -> bool:
         return key in self.leases or key in self.requests
@@ -67,6 +78,9 @@ class PrefillLife(Life):
     def owners(self) -> list[list[int]]:
         sequences = [r.blocks for r in self.requests.values() if r.is_sequence_alive]
         return super().owners() + sequences + [lease.blocks for lease in self.leases.values()]
+
+    def cancelled(self) -> list[Key]:
+        return [key for key, request in self.requests.items() if request.is_cancelled]
 
     # What the router says
 
@@ -90,12 +104,13 @@ class PrefillLife(Life):
     def abort(self, key: Key) -> None:
         self.seen.add(key)
         self._revoke(key)
-        self.fail(key)
+        self.cancel(key)
 
     # The request
 
     def _is_running(self, request: Prefilling) -> bool:
-        return self.requests.get(request.dispatch.key) is request
+        is_known = self.requests.get(request.dispatch.key) is request
+        return is_known and not request.is_cancelled
 
     def _granted(self, request: Prefilling, answer: Answer) -> None:
         if not self._is_running(request):
@@ -129,7 +144,8 @@ class PrefillLife(Life):
         if request.num_computed == len(prompt.words):
             request.is_sequence_alive = False
             self.pool.release(reversed(request.blocks))
-        self._announce(request)
+        if not request.is_cancelled:
+            self._announce(request)
 
     def _pin(self, request: Prefilling) -> None:
         key = request.dispatch.key
@@ -139,10 +155,12 @@ class PrefillLife(Life):
             lease.until = self.world.now + LEASE.pin_s
 
     def _announce(self, request: Prefilling) -> None:
-        """What has become final since; one message at a time."""
+        """What has become final since, with few enough messages on their way."""
         dispatch = request.dispatch
         is_last = not request.is_sequence_alive
-        if request.is_announcing or (request.num_computed <= request.next_block and not is_last):
+        has_news = is_last or request.num_computed > request.next_block
+        is_busy = request.num_unanswered == self.max_unanswered
+        if request.is_announced or is_busy or not has_news:
             return
         if is_last and dispatch.prompt.ends_at_first_token:
             self._revoke(dispatch.key)
@@ -155,7 +173,8 @@ class PrefillLife(Life):
         end = request.num_computed
         blocks = request.blocks[request.next_block : end]
         news = Announcement(request.sequence, request.next_block, blocks, is_last)
-        request.is_announcing = True
+        request.num_unanswered += 1
+        request.is_announced = is_last
         request.next_block, request.sequence = end, request.sequence + 1
         self.call(
             dispatch.decode.name,
@@ -178,19 +197,20 @@ class PrefillLife(Life):
     def _announced(self, request: Prefilling, news: Announcement, answer: Answer) -> None:
         if not self._is_running(request):
             return
-        request.is_announcing = False
+        request.num_unanswered -= 1
         if isinstance(answer, BatonError):
             self.fail(request.dispatch.key)
         elif news.is_last:
             self._end(request.dispatch.key, "finished")
-        else:
+        elif request.num_computed > 0:
             self._announce(request)
 
+    def cancel(self, key: Key) -> None:
+        if key in self.requests:
+            self.requests[key].is_cancelled = True
+
     def fail(self, key: Key) -> None:
-        """The request's task is cancelled, or raises."""
-        request = self.requests.get(key)
-        if request is None:
-            return
+        request = self.requests[key]
         self._revoke(key)
         self.call(request.dispatch.decode.name, "revoke", key)
         self._end(key, "failed")
@@ -221,11 +241,13 @@ class PrefillLife(Life):
             assert answer == expected, f"release of {key}"
         if lease is not None:
             self.world.seen["lease held" if answer else "lease lost"] += 1
+            if answer:
+                self.released_at[key] = self.world.next_moment()
         else:
             self.world.seen["stale release"] += 1
         self._ended(key, answer)
         if not answer:
-            self.fail(key)
+            self.cancel(key)
         return answer
 
     def renew(self, key: Key) -> bool:
@@ -241,14 +263,15 @@ class PrefillLife(Life):
 
     def reap(self) -> None:
         for export in self.exports.reap():
+            assert self.world.now > self.leases[export.key].until, "a lease ended too early"
             self.world.seen["export expired"] += 1
             self._ended(export.key, False)
-            self.fail(export.key)
+            self.cancel(export.key)
         for lease in self.leases.values():
             assert self.world.now <= lease.until, "an export outlives its lease"
         for key, request in list(self.requests.items()):
             if self.world.now > request.expires_at:
-                self.fail(key)
+                self.cancel(key)
 
     def check(self) -> None:
         super().check()

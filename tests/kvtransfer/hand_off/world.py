@@ -8,9 +8,11 @@ content says whose prompt it belongs to.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from core.errors import BatonError, Unavailable
@@ -48,7 +50,7 @@ class Prompt:
         is_partial = index == len(self.words) - 1 and not self.is_last_full
         return (self.words[: index + 1], "part" if is_partial else "full")
 
-    @property
+    @cached_property
     def hashes(self) -> list[bytes]:
         """Of the full blocks."""
         num_full = len(self.words) - (not self.is_last_full)
@@ -92,7 +94,7 @@ class Message:
     answer: Answer = None
 
 
-class Life:
+class Life(ABC):
     """One life of a worker: what both roles have."""
 
     def __init__(self, world: World, address: Address) -> None:
@@ -146,21 +148,46 @@ class Life:
             parent = prompt.hashes[index - 1] if index else None
             self.pool.cache(blocks[index], block_hash, parent)
 
+    def may_land(self) -> set[int]:
+        """Blocks that a read may still write to."""
+        return set()
+
     def taken(self, blocks: list[int]) -> None:
-        """Called with whatever the pool gives out."""
+        """Checks what the pool has just given out."""
+        assert not self.may_land() & set(blocks), "given out while a read may land in it"
 
     def owners(self) -> list[list[int]]:
         """Block lists, one reference each."""
         return [blocks for blocks, _ in self.strangers]
 
     @property
+    @abstractmethod
     def num_open(self) -> int:
         """Hand-offs and requests that are not over."""
-        raise NotImplementedError
 
+    @abstractmethod
+    def keys(self) -> list[Key]:
+        """Of the requests that run."""
+
+    @abstractmethod
     def knows(self, key: Key) -> bool:
         """Whether a message about this attempt may change anything."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def cancel(self, key: Key) -> None:
+        """Ends a request when its task runs next, if it is known."""
+
+    @abstractmethod
+    def cancelled(self) -> list[Key]:
+        """Requests whose tasks have not heard of it yet."""
+
+    @abstractmethod
+    def fail(self, key: Key) -> None:
+        """The request's task raises, or hears that it is cancelled."""
+
+    @abstractmethod
+    def reap(self) -> None:
+        """Ends what is over by this worker's clock, and only that."""
 
     def snapshot(self) -> object:
         """What a stale message must not change."""
@@ -172,7 +199,7 @@ class Life:
         assert self.pool.audit() == []
         references = Counter(block for blocks in self.owners() for block in blocks)
         for block in range(NUM_BLOCKS):
-            assert self.pool.num_references(block) == references[block], f"block {block}"
+            assert self.pool.num_references(block) == references[block], f"owners of {block}"
         for blocks, content in self.strangers:
             assert all(self.memory[block] == content for block in blocks)
         for prompt in self.world.prompts:
@@ -196,6 +223,13 @@ class World:
     num_strangers: int = 0
     seen: Counter[str] = field(default_factory=Counter)
     """How often something worth seeing happened."""
+
+    num_moments: int = 0
+
+    def next_moment(self) -> int:
+        """Numbers that say what came before what."""
+        self.num_moments += 1
+        return self.num_moments
 
     def add(self, life: Life) -> None:
         """A new life; the one before under this name is over."""

@@ -1,0 +1,77 @@
+"""The table of requests: what starts, what is found, what is remembered."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton.v1 import types_pb2, worker_pb2
+from core.errors import Cancelled
+from core.tasks import TaskSet
+from worker.outputs import OutputHub
+from worker.requests import REMEMBER_S, RequestTable
+
+DISPATCH = worker_pb2.Dispatch(request_id="r1", attempt=1, router_id="router")
+KEY = ("r1", 1)
+
+
+async def until_over() -> None:
+    """A few turns of the event loop: a task's start, its end, and what follows from that."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Bench:
+    """A table whose requests note that they started and end at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.started: list[str] = []
+        load = (types_pb2.Load(), types_pb2.WORKER_STATE_READY)
+        hub = OutputHub(lambda: load, lambda _: None)
+        self.table: RequestTable[str] = RequestTable(hub, TaskSet(), lambda: self.now)
+
+    async def run(self, name: str) -> None:
+        self.table.start(DISPATCH, name, self._work)
+        await until_over()
+
+    async def _work(self, name: str) -> None:
+        self.started.append(name)
+
+
+async def test_a_dispatch_that_comes_again_after_its_request_ended_starts_nothing() -> None:
+    bench = Bench()
+    await bench.run("first")
+    await bench.run("again")
+    assert bench.started == ["first"]
+
+
+async def test_ends_and_early_aborts_are_forgotten_in_the_end() -> None:
+    bench = Bench()
+    await bench.run("first")
+    bench.table.abort(("r2", 1))
+    bench.now = REMEMBER_S + 1
+    bench.table.forget_old()
+    await bench.run("second")
+    assert bench.started == ["first", "second"]
+
+
+async def test_an_abort_that_overtakes_its_dispatch_refuses_it() -> None:
+    bench = Bench()
+    bench.table.abort(KEY)
+    with pytest.raises(Cancelled):
+        await bench.run("late")
+
+
+async def test_a_request_is_not_found_any_more_in_the_turn_in_which_its_task_ended() -> None:
+    bench = Bench()
+    found: list[str | None] = []
+
+    async def work(name: str) -> None:
+        found.append(bench.table.get(KEY))
+        asyncio.get_running_loop().call_soon(lambda: found.append(bench.table.get(KEY)))
+
+    bench.table.start(DISPATCH, "state", work)
+    await until_over()
+    assert found == ["state", None]
