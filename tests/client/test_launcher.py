@@ -90,6 +90,7 @@ async def test_a_child_that_ignores_sigterm_is_killed_within_5_s(tmp_path):
 
 
 async def test_cancelling_stop_cuts_the_grace_short(tmp_path):
+    others = set(psutil.Process().children(recursive=True))
     async with stack_of(tmp_path, None, ["--ignores-sigterm"]) as (stack, _):
         await stack.start()
         started = time.monotonic()
@@ -97,5 +98,5 @@ async def test_cancelling_stop_cuts_the_grace_short(tmp_path):
         await asyncio.sleep(0.1)
         stopping.cancel()
         await asyncio.wait((stopping,))
-        await eventually(lambda: psutil.Process().children(recursive=True) == [])
-        assert time.monotonic() - started < 2
+        await eventually(lambda: set(psutil.Process().children(recursive=True)) <= others)
+        assert time.monotonic() - started < 3
