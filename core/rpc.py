@@ -183,11 +183,16 @@ async def _abort(context: Any, exception: Exception, method: str) -> None:
         event(logger, logging.ERROR, "call_failed", method=method, error=error.message)
         logger.error("traceback", exc_info=exception)
     detail = to_detail(error)
-    await context.abort(
-        status_of(error).grpc,
-        error.message,
-        trailing_metadata=((ERROR_METADATA_KEY, detail.SerializeToString()),),
-    )
+    try:
+        await context.abort(
+            status_of(error).grpc,
+            error.message,
+            trailing_metadata=((ERROR_METADATA_KEY, detail.SerializeToString()),),
+        )
+    except grpc.aio.InternalError:
+        # The client has left, or its deadline has passed, before the answer was there. gRPC
+        # takes this for a cancelled call, and any other exception for a fault.
+        raise asyncio.CancelledError from None
 
 
 class RpcServer:

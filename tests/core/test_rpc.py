@@ -1,5 +1,6 @@
 import asyncio
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -16,7 +17,7 @@ from core.errors import (
     Unreachable,
     from_exception,
 )
-from core.rpc import RpcServer, open_channel, pod_errors, run_service
+from core.rpc import ErrorInterceptor, RpcServer, open_channel, pod_errors, run_service
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
@@ -191,3 +192,31 @@ async def test_an_ipv6_host_is_listened_on_as_it_is_usually_written():
     address = await server.start([])
     assert address.startswith("[::1]:")
     await server.stop(0)
+
+
+class ContextOfAFinishedCall:
+    """What a handler has left of a call whose client is gone."""
+
+    async def write(self, message):
+        pass
+
+    async def abort(self, code, message, trailing_metadata):
+        raise grpc.aio.InternalError("the call is over")
+
+
+@pytest.mark.parametrize("method", ["Abort", "Attach"])
+async def test_an_error_that_comes_after_the_client_has_left_is_no_fault(method):
+    worker = FakeWorker(DeadlineExceeded("the request's time is over"))
+    make = {
+        "Abort": grpc.unary_unary_rpc_method_handler,
+        "Attach": grpc.unary_stream_rpc_method_handler,
+    }[method]
+
+    async def continuation(details):
+        return make(getattr(worker, method))
+
+    details = SimpleNamespace(method=method)
+    handler = await ErrorInterceptor().intercept_service(continuation, details)
+    call = handler.unary_unary or handler.unary_stream
+    with pytest.raises(asyncio.CancelledError):
+        await call(worker_pb2.AttachRequest(), ContextOfAFinishedCall())
