@@ -193,7 +193,8 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
             return
         wrong = [i for i, a, b in zip(indices, actual, message.digests, strict=False) if a != b]
         damaged = wrong[0] if wrong else first
-        event(logger, logging.ERROR, "block_damaged", request_id=request.key[0], index=damaged)
+        # No fault when prefill has taken the blocks back, as after a cancel: it knows.
+        event(logger, logging.WARNING, "block_differs", request_id=request.key[0], index=damaged)
         await self._release(request, damaged)
         raise TransferError(f"block {damaged} of the prompt's KV did not arrive as it was computed")
 

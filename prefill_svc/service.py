@@ -316,7 +316,12 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
         self.on_room()
 
     def _on_damaged(self, block_ids: list[int]) -> None:
-        """Decode read other bytes than were computed here: nobody may use either again."""
+        """Decode read other bytes than were computed here: nobody may use either again.
+
+        No blocks: the export was over, so that others may have written to them.
+        """
+        if not block_ids:
+            return
         event(logger, logging.ERROR, "blocks_damaged", num_blocks=len(block_ids))
         self._host.engine.pool.drop_blocks(block_ids)
 
