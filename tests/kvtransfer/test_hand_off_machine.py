@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -29,7 +30,7 @@ from hypothesis.stateful import (
 )
 
 from tests.kvtransfer.hand_off.cluster import DECODES, PREFILLS, WORKERS, Cluster
-from tests.kvtransfer.hand_off.world import Prompt
+from tests.kvtransfer.hand_off.world import NUM_LAYERS, Prompt
 
 PROMPTS = [
     Prompt("a"),
@@ -40,8 +41,9 @@ PROMPTS = [
     Prompt("efgh"),
     Prompt("ij", ends_at_first_token=True),
 ]
-NUM_EXAMPLES, NUM_STEPS = 550, 60
+NUM_EXAMPLES, NUM_STEPS = 500, 60
 WORTH_SEEING = (
+    "announced in parts",
     "committed",
     "crash",
     "export expired",
@@ -107,7 +109,9 @@ class HandOffMachine(RuleBasedStateMachine):
     def go_well_for_a_moment(self, choices: list[int]) -> None:
         self.cluster.go_well(choices)
 
-    @rule(kind=st.sampled_from(["lose", "break call", "break read", "abort"]), index=indices)
+    @rule(
+        kind=st.sampled_from(["lose", "break call", "break read", "damage", "abort"]), index=indices
+    )
     def go_wrong(self, kind: str, index: int) -> None:
         if kind == "lose" and self.world.messages:
             self.world.messages.remove(pick(self.world.messages, index))
@@ -117,6 +121,10 @@ class HandOffMachine(RuleBasedStateMachine):
             life, read = pick(self.cluster.reads, index)
             if not read.is_given_up:
                 life.fail(read.key)
+        elif kind == "damage" and self.cluster.reads:
+            life, read = pick(self.cluster.reads, index)
+            if not read.is_given_up:
+                life.report_damage(read.key)
         elif kind == "abort" and self.cluster.dispatches:
             self.cluster.abort(pick(self.cluster.dispatches, index))
 
@@ -163,9 +171,9 @@ class HandOffMachine(RuleBasedStateMachine):
     # Engines and transports
 
     @precondition(lambda self: self.cluster.computations())
-    @rule(index=indices)
-    def compute(self, index: int) -> None:
-        pick(self.cluster.computations(), index)()
+    @rule(index=indices, num_layers=st.integers(1, NUM_LAYERS))
+    def compute(self, index: int, num_layers: int) -> None:
+        pick(self.cluster.computations(num_layers), index)()
 
     @precondition(lambda self: self.cluster.reads)
     @rule(index=indices, block=indices)
@@ -232,6 +240,7 @@ class HandOffMachine(RuleBasedStateMachine):
             SEEN.update(self.world.seen)
 
 
+@pytest.mark.timeout(900)
 def test_nothing_breaks_the_hand_off() -> None:
     SEEN.clear()
     run_state_machine_as_test(

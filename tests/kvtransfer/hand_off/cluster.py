@@ -11,6 +11,7 @@ from tests.kvtransfer.hand_off.prefill import PrefillLife
 from tests.kvtransfer.hand_off.world import (
     DEADLINE_S,
     NUM_BLOCKS,
+    NUM_LAYERS,
     Address,
     Dispatch,
     Message,
@@ -129,13 +130,13 @@ class Cluster:
         for life in self.decodes:
             life.make_room()
 
-    def computations(self) -> list[Callable[[], None]]:
-        """Every step that an engine of prefill could make."""
+    def computations(self, num_layers: int = NUM_LAYERS) -> list[Callable[[], None]]:
+        """Every step that an engine of prefill could make, or only its first layers."""
         return [
-            lambda life=life, request=request: life.compute(request)  # type: ignore[misc]
+            lambda life=life, request=request: life.compute(request, num_layers)  # type: ignore[misc]
             for life in self.prefills
             for request in life.requests.values()
-            if request.is_granted and request.is_sequence_alive
+            if life.can_compute(request)
         ]
 
     def burials(self) -> list[Callable[[], None]]:
@@ -152,7 +153,8 @@ class Cluster:
             lambda message=message: self.deliver(message) for message in self.world.messages
         ]
         reads = [lambda life=life, read=read: life.move(read) for life, read in self.reads]
-        return [*deliveries, *self.computations(), *reads, *self.burials()]
+        steps = [*self.computations(num_layers=1), *self.computations()]
+        return [*deliveries, *steps, *reads, *self.burials()]
 
     def go_well(self, choices: list[int]) -> None:
         """A while without a fault: of what could happen next, what each choice says."""

@@ -6,10 +6,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from core.errors import BatonError, TransferError, Unavailable
-from kvtransfer.base import BlockCopy
+from kvtransfer.base import BlockCopy, BlockPart
 from kvtransfer.imports import Announcement, ImportTable, PoolActions
 from tests.kvtransfer.hand_off.prefill import PrefillLife
 from tests.kvtransfer.hand_off.world import (
+    BLOCK_BYTES,
     DEADLINE_S,
     Address,
     Answer,
@@ -30,8 +31,9 @@ class Read:
 
     key: Key
     copies: list[BlockCopy]
+    layers: range
     source: Life
-    sampled: dict[BlockCopy, Content] = field(default_factory=dict)
+    sampled: dict[BlockCopy, list[Content]] = field(default_factory=dict)
     landed: set[BlockCopy] = field(default_factory=set)
     is_given_up: bool = False
 
@@ -49,7 +51,7 @@ class Decoding:
     """With `held`: of the open import."""
     is_granted: bool = False
     heard_at: float = 0.0
-    news: deque[list[BlockCopy]] = field(default_factory=deque)
+    news: deque[tuple[list[BlockCopy], range]] = field(default_factory=deque)
     has_last_news: bool = False
     announced: dict[int, Announcement] = field(default_factory=dict)
     asked_at: int | None = None
@@ -69,7 +71,7 @@ class DecodeLife(Life):
     def __init__(self, world: World, address: Address, num_parallel_reads: int) -> None:
         super().__init__(world, address)
         actions = PoolActions(self.pool.release, self.pool.quarantine, self.pool.settle)
-        self.imports = ImportTable(IMPORT_TIMEOUT_S, 1, self.clock, actions)
+        self.imports = ImportTable(IMPORT_TIMEOUT_S, BLOCK_BYTES, self.clock, actions)
         self.num_parallel_reads = num_parallel_reads
         self.requests: dict[Key, Decoding] = {}
         self.line: dict[Key, Decoding] = {}
@@ -166,7 +168,9 @@ class DecodeLife(Life):
         assert request.is_granted, "an announcement for an import that is over"
         request.announced[news.sequence] = news
         request.heard_at = self.world.now
-        request.news.append(copies)
+        self.world.seen["announced in parts"] += news.part is not None
+        part = news.part or BlockPart(0, BLOCK_BYTES)
+        request.news.append((copies, range(part.offset, part.offset + part.num_bytes)))
         request.has_last_news = news.is_last
         if not request.is_cancelled:
             self.go_on(request)
@@ -183,10 +187,11 @@ class DecodeLife(Life):
         key = request.dispatch.key
         own = [read for read in self.reads if read.key == key]
         while request.news and len(own) < self.num_parallel_reads:
-            copies = request.news.popleft()
+            copies, layers = request.news.popleft()
             if copies:
                 self.imports.begin_read(key)
-                own.append(Read(key, copies, self.world.all_lives[request.dispatch.prefill]))
+                source = self.world.all_lives[request.dispatch.prefill]
+                own.append(Read(key, copies, layers, source))
                 self.reads.append(own[-1])
         if request.has_last_news and not own and not request.news and request.asked_at is None:
             request.asked_at = self.world.next_moment()
@@ -201,12 +206,14 @@ class DecodeLife(Life):
     def sample(self, read: Read, copy: BlockCopy) -> None:
         """The transport takes what stands at the source now, if it is still there."""
         if read.source.is_alive and copy not in read.sampled:
-            read.sampled[copy] = read.source.memory[copy.source]
+            held = read.source.memory[copy.source]
+            read.sampled[copy] = [held[layer] for layer in read.layers]
 
     def land(self, read: Read, copy: BlockCopy) -> None:
         if copy in read.sampled and copy not in read.landed:
             read.landed.add(copy)
-            self.memory[copy.destination] = read.sampled[copy]
+            for layer, content in zip(read.layers, read.sampled[copy], strict=True):
+                self.memory[copy.destination][layer] = content
 
     def move(self, read: Read) -> None:
         """The next thing that happens to a read which goes well."""
@@ -296,7 +303,7 @@ class DecodeLife(Life):
             request.block_table += fresh
             request.expected.append(())
         request.expected[-1] = (request.dispatch.key, len(request.expected))
-        self.memory[request.block_table[-1]] = request.expected[-1]
+        self.write(request.block_table[-1], request.expected[-1])
 
     def finish(self, request: Decoding) -> None:
         self.pool.release(reversed(request.block_table or []))
@@ -315,6 +322,13 @@ class DecodeLife(Life):
         if not request.is_released:
             self.call(request.dispatch.prefill.name, "release", key)
         self._end(request, "failed")
+
+    def report_damage(self, key: Key) -> None:
+        """A digest differs: prefill hears of it with the release, and the request fails."""
+        request = self.requests[key]
+        self.call(request.dispatch.prefill.name, "release", key, 0)
+        request.is_released = True
+        self.fail(key)
 
     def _given_up(self, request: Decoding) -> None:
         """Notes what the import's end does to the blocks."""
@@ -367,8 +381,9 @@ class DecodeLife(Life):
 
     def _check_content(self, request: Decoding) -> None:
         table = request.block_table or []
-        held = [self.memory[block] for block in table]
-        assert held == request.expected, f"{request.dispatch.key} decodes on wrong KV"
+        assert len(table) == len(request.expected)
+        is_right = all(map(self.holds, table, request.expected))
+        assert is_right, f"{request.dispatch.key} decodes on wrong KV"
 
     def _check_destinations(self, read: Read) -> None:
         request = self.requests.get(read.key)

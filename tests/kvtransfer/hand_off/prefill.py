@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from core.errors import BatonError
+from engine.batch import SampledToken
 from kvtransfer.exports import ExportTable, LeaseConfig
 from kvtransfer.imports import Announcement
+from prefill_svc.progress import Pieces, Progress
 from tests.kvtransfer.hand_off.world import (
+    BLOCK_BYTES,
     DEADLINE_S,
+    NUM_LAYERS,
     Address,
     Answer,
     Dispatch,
@@ -26,17 +31,17 @@ class Prefilling:
 
     dispatch: Dispatch
     expires_at: float
-    is_granted: bool = False
-    next_block: int = 0
-    sequence: int = 0
+    pieces: Pieces | None = None
+    """What to announce; set with the grant."""
+    progress: deque[Progress] = field(default_factory=deque)
     blocks: list[int] = field(default_factory=list)
     """The export's and, until the first token, the sequence's."""
     is_sequence_alive: bool = True
     num_computed: int = 0
+    has_half_a_block: bool = False
+    """The first layer of the next block is computed."""
     num_unanswered: int = 0
     """Announcements on their way."""
-    is_announced: bool = False
-    """The last announcement is sent."""
     is_cancelled: bool = False
     """Its task ends as soon as it runs; the engine goes on until then."""
 
@@ -121,31 +126,42 @@ class PrefillLife(Life):
             return
         self.exports.open(key)
         self.leases[key] = Lease([], self.world.now + LEASE.pin_s)
-        request.is_granted = True
-        request.next_block = answer
+        request.pieces = Pieces(answer, NUM_LAYERS, BLOCK_BYTES)
 
-    def compute(self, request: Prefilling) -> None:
-        """A step of the engine for one prompt: its blocks first, then one block's KV."""
+    def can_compute(self, request: Prefilling) -> bool:
+        return request.pieces is not None and request.is_sequence_alive
+
+    def compute(self, request: Prefilling, num_layers: int) -> None:
+        """A step of the engine for one prompt, or half of it: its blocks first, then KV."""
         prompt = request.dispatch.prompt
         if not request.blocks:
-            reusable = prompt.hashes[: len(prompt.words) - 1]
-            held = self.pool.match_prefix(reusable)
-            fresh = self.pool.reserve(held, len(prompt.words) - len(held))
-            if fresh is None:
-                return
+            self._allocate(request)
+            return
+        done = int(request.has_half_a_block)
+        num_layers = max(done + 1, num_layers)
+        content = prompt.content(request.num_computed)
+        self.write(request.blocks[request.num_computed], content, range(done, num_layers))
+        request.has_half_a_block = num_layers < NUM_LAYERS
+        end, token = request.num_computed + 1, None
+        if not request.has_half_a_block:
+            request.num_computed = end
+            self.cache(prompt, request.blocks, end)
+            if end == len(prompt.words):
+                token = SampledToken(0)
+                request.is_sequence_alive = False
+                self.pool.release(reversed(request.blocks))
+        request.progress.append(Progress(end, num_layers, token))
+        if not request.is_cancelled:
+            self._announce(request)
+
+    def _allocate(self, request: Prefilling) -> None:
+        words, hashes = request.dispatch.prompt.words, request.dispatch.prompt.hashes
+        held = self.pool.match_prefix(hashes[: len(words) - 1])
+        fresh = self.pool.reserve(held, len(words) - len(held))
+        if fresh is not None:
             request.blocks = held + fresh
             request.num_computed = len(held)
             self._pin(request)
-            return
-        block = request.blocks[request.num_computed]
-        self.memory[block] = prompt.content(request.num_computed)
-        request.num_computed += 1
-        self.cache(prompt, request.blocks, request.num_computed)
-        if request.num_computed == len(prompt.words):
-            request.is_sequence_alive = False
-            self.pool.release(reversed(request.blocks))
-        if not request.is_cancelled:
-            self._announce(request)
 
     def _pin(self, request: Prefilling) -> None:
         key = request.dispatch.key
@@ -157,29 +173,31 @@ class PrefillLife(Life):
     def _announce(self, request: Prefilling) -> None:
         """What has become final since, with few enough messages on their way."""
         dispatch = request.dispatch
-        is_last = not request.is_sequence_alive
-        has_news = is_last or request.num_computed > request.next_block
-        is_busy = request.num_unanswered == self.max_unanswered
-        if request.is_announced or is_busy or not has_news:
-            return
-        if is_last and dispatch.prompt.ends_at_first_token:
-            self._revoke(dispatch.key)
-            self.call(dispatch.decode.name, "revoke", dispatch.key)
-            self._end(dispatch.key, "finished")
-            return
-        if is_last and not self._begin_lease(dispatch.key):
-            self.fail(dispatch.key)
-            return
-        end = request.num_computed
-        blocks = request.blocks[request.next_block : end]
-        news = Announcement(request.sequence, request.next_block, blocks, is_last)
+        while request.progress and request.num_unanswered < self.max_unanswered:
+            progress = request.progress.popleft()
+            is_last = progress.token is not None
+            if is_last and dispatch.prompt.ends_at_first_token:
+                self._revoke(dispatch.key)
+                self.call(dispatch.decode.name, "revoke", dispatch.key)
+                self._end(dispatch.key, "finished")
+                return
+            assert request.pieces is not None
+            piece = request.pieces.due(progress)
+            if piece is None:
+                continue
+            if is_last and not self._begin_lease(dispatch.key):
+                self.fail(dispatch.key)
+                return
+            blocks = request.blocks[piece.first : piece.end]
+            news = Announcement(piece.sequence, piece.first, blocks, is_last, piece.part)
+            self._send(request, news)
+
+    def _send(self, request: Prefilling, news: Announcement) -> None:
         request.num_unanswered += 1
-        request.is_announced = is_last
-        request.next_block, request.sequence = end, request.sequence + 1
         self.call(
-            dispatch.decode.name,
+            request.dispatch.decode.name,
             "announce",
-            dispatch.key,
+            request.dispatch.key,
             news,
             on_answer=lambda answer: self._announced(request, news, answer),
         )
@@ -202,7 +220,7 @@ class PrefillLife(Life):
             self.fail(request.dispatch.key)
         elif news.is_last:
             self._end(request.dispatch.key, "finished")
-        elif request.num_computed > 0:
+        else:
             self._announce(request)
 
     def cancel(self, key: Key) -> None:
@@ -231,8 +249,13 @@ class PrefillLife(Life):
 
     # What decode says
 
-    def release(self, key: Key) -> bool:
+    def release(self, key: Key, first_damaged: int | None = None) -> bool:
         lease = self.leases.get(key)
+        trusted = self.exports.trusted_blocks(key)
+        is_trusted = lease is not None and self.world.now <= lease.until
+        assert trusted == (lease.blocks if lease is not None and is_trusted else [])
+        if first_damaged is not None:
+            self.pool.drop_blocks(trusted[first_damaged:])
         expected, remembered_until = self.answers.get(key, (False, 0.0))
         if lease is not None:
             expected = lease.cap is not None and self.world.now <= lease.until

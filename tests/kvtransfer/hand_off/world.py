@@ -2,8 +2,8 @@
 
 A worker's life is an object: a crash replaces it by a new one under the next epoch, with
 empty tables, an empty pool and zeroed memory. A message goes to a *name*, so it may reach a
-later life than the one it was meant for. Memory holds tokens in place of KV: a block's
-content says whose prompt it belongs to.
+later life than the one it was meant for. Memory holds words in place of KV: what stands in
+a block says whose prompt it belongs to. A block has two layers of a byte each.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from core.errors import BatonError, Unavailable
 from engine.block_pool import BlockPool
 
 NUM_BLOCKS = 8
+NUM_LAYERS = BLOCK_BYTES = 2
+LAYERS = range(NUM_LAYERS)
 CONTROL_TIMEOUT_S = 10.0
 MAX_MESSAGE_AGE_S = 20.0
 """Longer than any answer is awaited, shorter than ends are remembered."""
@@ -46,7 +48,7 @@ class Prompt:
     ends_at_first_token: bool = False
 
     def content(self, index: int) -> Content:
-        """What block `index` must hold."""
+        """What every layer of block `index` must hold."""
         is_partial = index == len(self.words) - 1 and not self.is_last_full
         return (self.words[: index + 1], "part" if is_partial else "full")
 
@@ -102,7 +104,7 @@ class Life(ABC):
         self.address = address
         self.is_alive = True
         self.pool = BlockPool(NUM_BLOCKS, block_size=1)
-        self.memory: list[Content] = [()] * NUM_BLOCKS
+        self.memory: list[list[Content]] = [[()] * NUM_LAYERS for _ in range(NUM_BLOCKS)]
         self.seen: set[Key] = set()
         """Dispatches that came or were aborted early; a repetition starts nothing."""
         self.strangers: list[tuple[list[int], Content]] = []
@@ -128,6 +130,13 @@ class Life(ABC):
         self.world.send(to, method, *arguments, call=call)
         return call
 
+    def write(self, block: int, content: Content, layers: range = LAYERS) -> None:
+        for layer in layers:
+            self.memory[block][layer] = content
+
+    def holds(self, block: int, content: Content) -> bool:
+        return all(held == content for held in self.memory[block])
+
     def occupy(self, count: int) -> None:
         blocks = self.pool.allocate(count)
         if blocks is not None:
@@ -135,7 +144,7 @@ class Life(ABC):
             self.world.num_strangers += 1
             content = ("stranger", self.world.num_strangers)
             for block in blocks:
-                self.memory[block] = content
+                self.write(block, content)
             self.strangers.append((blocks, content))
 
     def vacate(self) -> None:
@@ -201,10 +210,10 @@ class Life(ABC):
         for block in range(NUM_BLOCKS):
             assert self.pool.num_references(block) == references[block], f"owners of {block}"
         for blocks, content in self.strangers:
-            assert all(self.memory[block] == content for block in blocks)
+            assert all(self.holds(block, content) for block in blocks)
         for prompt in self.world.prompts:
             for index, block in enumerate(self.pool.match_prefix(prompt.hashes)):
-                assert self.memory[block] == prompt.content(index), "the prefix cache is wrong"
+                assert self.holds(block, prompt.content(index)), "the prefix cache is wrong"
 
 
 @dataclass
