@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 10.0
 """For short messages to prefill."""
+LEASE_OVER = "the lease of the exported blocks was over before the read"
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
             lease_held = await self._release(request)
         block_table = self._imports.commit(request.key, lease_held)
         if block_table is None:
-            raise TransferError("the lease of the exported blocks was over before the read")
+            raise TransferError(LEASE_OVER)
         self._commit(request, news.message, block_table)
 
     async def _pull(self, request: _Request, news: _News) -> None:
@@ -228,15 +229,19 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
             task.cancel()
 
     async def _renew(self, request: _Request) -> None:
+        """Ends a request whose lease is over although it still reads: it reads for nothing."""
         message = kv_transfer_pb2.RenewRequest(request_id=request.key[0], attempt=request.key[1])
         while True:
             await asyncio.sleep(self._host.settings.lease_s / 3)
             try:
                 with pod_errors(request.peer.worker_id):
-                    await request.peer.exports.Renew(message, timeout=CONTROL_TIMEOUT_S)
+                    reply = await request.peer.exports.Renew(message, timeout=CONTROL_TIMEOUT_S)
             except BatonError as failure:
                 # Whether the lease held is what the release answers.
                 event(logger, logging.DEBUG, "renew_failed", error=failure)
+                continue
+            if not reply.lease_held and self._imports.is_reading(request.key):
+                self._requests.fail(request.key, TransferError(LEASE_OVER))
 
     def _commit(
         self, request: _Request, news: kv_transfer_pb2.AnnounceRequest, block_table: list[int]

@@ -192,6 +192,11 @@ class ImportTable:
             self._end(entry)
             self._pool.settle(entry.fresh)
 
+    def is_reading(self, key: ImportKey) -> bool:
+        """Whether blocks of it have been announced and not all of them are in place."""
+        entry = self._imports.get(key)
+        return entry is not None and entry.state is ImportState.PULLING and entry.num_unread > 0
+
     def begin_release(self, key: ImportKey) -> None:
         """Everything is read: prefill is about to be asked whether the lease held."""
         entry = self._imports[key]

@@ -24,6 +24,10 @@ READ_TICK_S = 0.0003
 """While an own read runs: how late its end may be noticed."""
 EXPORT_TICK_S = 0.001
 """While peers may be reading: a read over TCP needs the owner's help."""
+IDLE_TICK_S = 0.05
+"""Once peers know this end: a read that outlives its export, or that makes the first use of a
+connection after it, needs the owner's help to end at all, and until then its destination is
+quarantined."""
 WARM_UP_TICKS = 200
 """Export ticks in which both ends wire up a new connection.
 
@@ -66,6 +70,7 @@ class NixlAgent:
         self._registration: Any = None
         self._peers: dict[str, _Peer] = {}
         self._num_warm_up_ticks = 0
+        self._is_known = False
 
     def open(self) -> None:
         """Makes the agent and registers the region. Raises StartupError."""
@@ -86,6 +91,7 @@ class NixlAgent:
             self.tick()
             time.sleep(EXPORT_TICK_S)
         self.num_exports = 0
+        self._is_known = False
         for peer in list(self._peers.values()):
             self._remove(peer)
         self._agent.deregister_memory(self._registration)
@@ -108,10 +114,15 @@ class NixlAgent:
             self._peers[descriptor.agent] = self._load(descriptor)
         except Exception as error:
             raise TransferError(f"cannot connect to {descriptor.agent}: {error}") from error
-        self.warm_up()
+        self._warm_up()
 
-    def warm_up(self) -> None:
-        """Helps a connection that this end or a peer is about to make."""
+    def expect_reader(self) -> None:
+        """A peer is about to connect to this end."""
+        self._is_known = True
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Helps a connection that is about to be made."""
         self._num_warm_up_ticks = WARM_UP_TICKS
 
     def disconnect(self, name: str) -> None:
@@ -158,7 +169,12 @@ class NixlAgent:
             self._num_warm_up_ticks = max(0, self._num_warm_up_ticks - 1)
             self._agent.get_new_notifs()
             return READ_TICK_S if is_reading else EXPORT_TICK_S
-        return READ_TICK_S if is_reading else None
+        if is_reading:
+            return READ_TICK_S
+        if not self._is_known:
+            return None
+        self._agent.get_new_notifs()
+        return IDLE_TICK_S
 
     def _prepare(self, agent: str, pool: MemoryRegion, part: BlockPart) -> Any:
         """A list with this part of every block: (address, bytes, device, stride, count).

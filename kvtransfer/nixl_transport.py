@@ -47,7 +47,7 @@ class NixlTransport(Transport):
 
     def descriptor(self) -> kv_transfer_pb2.TransportDescriptor:
         # Whoever asks hands it to a peer that connects at once.
-        self._thread.post(self._agent.warm_up)
+        self._thread.post(self._agent.expect_reader)
         return kv_transfer_pb2.TransportDescriptor(
             transport=self.name,
             agent=self._agent_name,

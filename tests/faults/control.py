@@ -145,9 +145,13 @@ class AnyFault:
         self.faults = faults
 
     def wait(self) -> str:
-        """The worker in which it has come true first."""
+        """The worker in which it has come true; it will not in the others."""
         assert eventually(lambda: any(f.num_reached for f in self.faults.values())), "not reached"
-        return next(name for name, fault in self.faults.items() if fault.num_reached)
+        found = next(name for name, fault in self.faults.items() if fault.num_reached)
+        for name, fault in self.faults.items():
+            if name != found:
+                fault.disarm()
+        return found
 
 
 def eventually(holds: Callable[[], bool], timeout_s: float = WAIT_S) -> bool:

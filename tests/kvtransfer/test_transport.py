@@ -210,6 +210,23 @@ async def test_a_disconnected_peer_can_be_connected_again(backend: str, peer: Lo
     assert reader.holds(2, 100, 2)
 
 
+async def test_a_late_read_from_an_owner_without_exports_ends(backend: str) -> None:
+    pool = HostPool(*SHAPE)
+    pool.fill(seed=7)
+    owner = make_transport(transport_of(backend), "o@1", pool.region, LOOPBACK)
+    await owner.start()
+    try:
+        descriptor = owner.descriptor()
+        await asyncio.sleep(0.5)
+        reader = Reader(backend)
+        async with started(reader) as transport:
+            await transport.connect(descriptor)
+            await promptly(transport.pull("o@1", [BlockCopy(3, 5)]).done())
+        assert reader.holds(5, 7, 3)
+    finally:
+        await owner.close()
+
+
 async def test_close_leaves_no_threads_behind(backend: str, peer: LocalPeer) -> None:
     async with started(Reader(backend), peer) as transport:
         await promptly(transport.pull("p@1", [BlockCopy(0, 0)]).done())
