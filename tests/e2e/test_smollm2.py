@@ -13,7 +13,8 @@ import tokenizers
 from tests.e2e.conftest import Reference
 from tests.e2e.stack import RunningStack, run_baton, running_stack
 
-pytestmark = pytest.mark.e2e
+# The reference alone takes a minute on a quiet machine.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 LENGTHS = (1, 2, 5, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 128, 129, 250, 511, 512, 900, 1500)
 NUM_OUTPUTS = 16
