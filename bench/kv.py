@@ -3,7 +3,7 @@
 sizes    each transport and a raw Python socket, for blocks from 32 KiB (what a layout with one
          piece a layer would send) to 2 MiB (what the block layout is made for), few and many
 tuning   TCP: UCX with its own settings and with Baton's, and fixed socket buffers
-pods     NIXL where the owner's PID namespace is another one, as it is between two pods that do
+pods     UCX where the owner's PID namespace is another one, as it is between two pods that do
          not share it: UCX cannot use CMA and falls back to TCP without a word
 
 Every read is measured right beside one core's memcpy of as many blocks, in the same shuffled
@@ -46,6 +46,8 @@ RAW_SOCKET = Way("socket", SOCKET)
 TUNING = (
     Way("nixl, UCX's own settings", "nixl", {**OVER_TCP, **UCX_OWN_SETTINGS}),
     Way("nixl, Baton's settings", "nixl", OVER_TCP),
+    Way("ucxx, UCX's own settings", "ucxx", {**OVER_TCP, **UCX_OWN_SETTINGS}),
+    Way("ucxx, Baton's settings", "ucxx", OVER_TCP),
     TCP,
     RAW_SOCKET,
     Way("socket, buffers of 208 KiB", SOCKET, buffer_bytes=208 * KIB),
@@ -53,6 +55,7 @@ TUNING = (
 )
 APART = (
     Way("nixl, PID namespaces apart", "nixl", is_apart=True),
+    Way("ucxx, PID namespaces apart", "ucxx", is_apart=True),
     Way("tcp, PID namespaces apart", "tcp", is_apart=True),
 )
 
