@@ -131,7 +131,8 @@ class Attempt:
         elif self._receive(output):
             self._outcome.set_result(types_pb2.FINISH_REASON_STOP)
         elif output.finish_reason:
-            self._must_abort = False
+            # Decode learns from prefill that the first token was the last, if nothing is lost.
+            self._must_abort = link is self._placement.prefill
             self._outcome.set_result(output.finish_reason)
 
     def _fail(self, error: BatonError, *suspects: WorkerLink) -> None:

@@ -41,7 +41,7 @@ def test_a_request_that_decode_refuses_ends_at_prefill_at_once(stack: FaultStack
         assert caught.value.field == "prompt_token_ids"
         dispatcher.prefill(dispatch, "prefill-0", "decode-0")
         assert isinstance(dispatcher.error_of(dispatch, AT_ONCE_S), Unavailable)
-        assert stack.wait_idle(AT_ONCE_S) == []
+        stack.check_idle(AT_ONCE_S)
     stack.check_recovered()
 
 
@@ -54,7 +54,7 @@ def test_when_decode_cannot_read_after_prefill_is_done_prefill_is_freed_at_once(
         assert refused.num_reached == 2
     assert answer.token_ids == stack.reference(prompt, 20)
     assert answer.route.attempts == 3
-    assert stack.wait_idle(AT_ONCE_S) == []
+    stack.check_idle(AT_ONCE_S)
     stack.check_recovered()
 
 
@@ -64,7 +64,7 @@ def test_when_decode_can_never_read_the_client_gets_a_clear_error(stack: FaultSt
         pytest.raises(Unavailable, match="the read was refused"),
     ):
         stack.ask(make_prompt(150, seed=2), 20)
-    assert stack.wait_idle(AT_ONCE_S) == []
+    stack.check_idle(AT_ONCE_S)
     stack.check_recovered()
 
 
@@ -89,7 +89,7 @@ def test_when_prefills_device_fails_decode_generates_nothing_and_waits_for_nothi
     ):
         stack.ask(prompt, 20)
     assert (fault.num_reached, step.num_reached) == (1, 0)
-    assert stack.wait_idle(AT_ONCE_S) == []
+    stack.check_idle(AT_ONCE_S)
     stack.check_recovered()
 
 
@@ -97,7 +97,7 @@ def test_when_decodes_device_fails_both_are_freed_at_once(stack: FaultStack) -> 
     stack.faults["decode-0"].arm("step", "fail", skip=3)
     with pytest.raises(InternalError, match="the device is lost"):
         stack.ask(make_prompt(100, seed=7), 20)
-    assert stack.wait_idle(AT_ONCE_S) == []
+    stack.check_idle(AT_ONCE_S)
     stack.check_recovered()
 
 

@@ -109,20 +109,26 @@ class FaultStack(PodStack):
         """All of them, at once, get the tokens of an undisturbed run."""
         answers = [self.begin(prompt, num_outputs) for prompt, num_outputs in requests]
         for (prompt, num_outputs), answer in zip(requests, answers, strict=True):
-            assert answer.result().token_ids == self.reference(prompt, num_outputs)
+            token_ids, right = answer.result().token_ids, self.reference(prompt, num_outputs)
+            assert token_ids == right, f"{token_ids} is not {right}"
+
+    def check_idle(self, timeout_s: float = 20.0) -> None:
+        """Everything is back at its idle level on every pod, in time."""
+        faults = self.wait_idle(timeout_s)
+        assert not faults, faults
 
     def check_recovered(self) -> None:
-        """Everything is back at its idle level on every pod, and the next requests are right.
+        """Everything is idle, and the next requests are right.
 
         Half of them are new each time, so that they go through prefill and transfer.
         """
-        assert self.wait_idle() == []
+        self.check_idle()
         self._num_checks += 1
         half = NUM_NEXT_REQUESTS // 2
         known = [make_prompt(20 + 9 * index) for index in range(half)]
         new = [make_prompt(17 + 7 * index, seed=self._num_checks) for index in range(half)]
         self.check_right([(prompt, 10) for prompt in known + new])
-        assert self.wait_idle() == []
+        self.check_idle()
 
 
 @contextmanager
