@@ -60,6 +60,7 @@ bench: $(DEV_STAMP) ## run the quick benchmarks
 	$(BIN)/python -m bench.kv --quick
 	$(BIN)/python -m bench.handoff --quick
 	$(BIN)/python -m bench.idle
+	$(BIN)/python -m bench.chaos --minutes 0.5
 
 $(BIN)/python:
 	@# Some systems ship Python without ensurepip; their own pip can stand in for it.

@@ -65,6 +65,8 @@ class Pod:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # Ctrl-C is for whoever runs the stack.
+                start_new_session=True,
                 env={**os.environ, **self._spec.env},
             )
 
