@@ -83,7 +83,7 @@ def test_a_service_that_cannot_start_is_one_line_and_exit_code_1(tmp_path):
 
 
 def test_the_death_of_the_router_ends_with_1(tmp_path):
-    with up(tmp_path, router="--router-of 1 --exit-after 1") as process:
+    with up(tmp_path, router="--router-of 1 --exit-after 4") as process:
         out, error = process.communicate(timeout=15)
         assert process.returncode == 1 and out.startswith(READY)
         assert error.splitlines()[-1].startswith("error: router exited with code 0")
