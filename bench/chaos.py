@@ -122,7 +122,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cases", type=int, default=100, help="different requests [100]")
     parser.add_argument("--users", type=int, default=10, help="requests at a time [10]")
     parser.add_argument("--model", help="folder or hub name [a small random model]")
-    parser.add_argument("--kv-transport", help="[as `baton up`]")
+    parser.add_argument("--kv-transport", default="auto", help="as of `baton up` [auto]")
     parser.add_argument(
         "--hard", action="store_true", help="all workers of a role may be away; the router too"
     )

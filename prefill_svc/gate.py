@@ -56,21 +56,23 @@ class Gate:
 
     def leave(self, ticket: Ticket) -> None:
         """The request is being computed, or is over. Idempotent."""
-        line = self._waiting.get(ticket.decode_worker)
-        if line is not None and ticket in line:
-            line.remove(ticket)
+        if ticket in self._waiting.get(ticket.decode_worker, ()):
+            self._remove(ticket)
         self._inside.discard(ticket)
         self.update()
 
     def update(self) -> None:
         """Lets in whoever fits now; called whenever room may have become free."""
         while (ticket := self._next()) is not None:
-            line = self._waiting[ticket.decode_worker]
-            line.popleft()
-            if not line:
-                del self._waiting[ticket.decode_worker]
+            self._remove(ticket)
             self._inside.add(ticket)
             ticket.entered.set()
+
+    def _remove(self, ticket: Ticket) -> None:
+        line = self._waiting[ticket.decode_worker]
+        line.remove(ticket)
+        if not line:
+            del self._waiting[ticket.decode_worker]
 
     def _next(self) -> Ticket | None:
         """Who comes next: of the heads of all lines, the one that has waited longest.

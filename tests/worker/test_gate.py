@@ -78,3 +78,14 @@ async def test_small_prompts_for_others_do_not_starve_a_large_one() -> None:
     gate.update()
     assert [large.entered.is_set(), small.entered.is_set()] == [True, True]
     await _cancel(tasks)
+
+
+async def test_the_only_one_in_a_line_may_leave_it() -> None:
+    gate = Gate(max_tokens_ahead=10, max_pinned_blocks=1000, num_pinned=lambda: 0)
+    stuck, behind, other = Ticket("d0", 10, 1), Ticket("d0", 10, 1), Ticket("d1", 10, 1)
+    tasks = await _enter(gate, stuck, behind)
+    gate.leave(behind)
+    tasks += await _enter(gate, other)
+    assert other.entered.is_set()
+    assert gate.num_waiting == 0
+    await _cancel(tasks)
