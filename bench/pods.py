@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -55,13 +55,14 @@ class Pod:
         """Whether it is there, suspended or not."""
         return self._process is not None and self._process.poll() is None
 
-    def start(self) -> None:
-        """Starts it without waiting; `wait_ready` does."""
+    def start(self, *extra: str) -> None:
+        """Starts it without waiting; `wait_ready` does. `extra` arguments, for this life only,
+        override others."""
         assert not self.is_running, f"{self.name} runs already"
         with self.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                dying_with_parent(self._spec.argv),
+                dying_with_parent((*self._spec.argv, *extra)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -154,13 +155,13 @@ class PodStack:
     def pods(self) -> list[Pod]:
         return [self.redis, self.router, *self.workers.values()]
 
-    def start(self) -> None:
-        """Starts everything; returns when the router can use every worker."""
+    def start(self, unfit: Collection[str] = ()) -> None:
+        """Starts everything; returns when the router can use every worker but the `unfit`."""
         for pod in self.pods:
             pod.start()
         for pod in self.pods:
             pod.wait_ready()
-        self.wait_usable(*self.workers)
+        self.wait_usable(*(self.workers.keys() - set(unfit)))
 
     def close(self) -> None:
         """Kills everything."""
@@ -169,6 +170,13 @@ class PodStack:
 
     def client(self) -> BatonClient:
         return BatonClient(self.address)
+
+    def restart_router(self, *extra: str) -> None:
+        """Ends the router if it runs, and starts it with `extra` arguments; waits for all."""
+        self.router.kill()
+        self.router.start(*extra)
+        self.router.wait_ready()
+        self.wait_usable(*self.workers)
 
     def restart(self, *names: str) -> None:
         """Starts workers that are gone again; returns when the router uses their new lives."""

@@ -77,6 +77,7 @@ def choose_decode(
     with more free blocks, then to chance. Workers in `avoid` come last.
     """
     assumed = _assumed([view.reported_sequences for view in views])
+    assumed_free = _assumed([view.free_blocks for view in views])
     costs = {}
     for view in views:
         reported = assumed if view.reported_sequences is None else view.reported_sequences
@@ -87,7 +88,7 @@ def choose_decode(
             view.worker_id in avoid,
             lacks_room,
             missing + SEQUENCE_COST_BLOCKS * num_sequences,
-            -(view.free_blocks or 0),
+            -(assumed_free if view.free_blocks is None else view.free_blocks),
         )
     return _least(costs, rng)
 

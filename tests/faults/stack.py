@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,7 +17,7 @@ import grpc
 
 from baton.v1 import worker_pb2, worker_pb2_grpc
 from bench.pods import PodStack
-from client import Completion
+from client import Chunk, Completion
 from client.launch_plan import UpConfig
 from client.processes import ProcessSpec
 from tests.e2e.conftest import Reference
@@ -36,8 +36,16 @@ NUM_NEXT_REQUESTS = 20
 class FaultStack(PodStack):
     """A PodStack whose workers have fault points: `faults` by worker id."""
 
-    def __init__(self, config: UpConfig, run_dir: Path, reference: Reference) -> None:
+    def __init__(
+        self,
+        config: UpConfig,
+        run_dir: Path,
+        reference: Reference,
+        extra: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        """`extra`: arguments of single workers, by name."""
         self.faults: dict[str, WorkerFaults] = {}
+        self._extra = extra
         self.reference = reference
         self._run_dir = run_dir
         self._threads = ThreadPoolExecutor(64)
@@ -48,7 +56,7 @@ class FaultStack(PodStack):
         path = self._run_dir / f"{spec.name}.sock"
         self.faults[spec.name] = WorkerFaults(path)
         module = spec.argv[spec.argv.index("-m") + 1]
-        args = spec.argv[spec.argv.index("-m") + 2 :]
+        args = (*spec.argv[spec.argv.index("-m") + 2 :], *self._extra.get(spec.name, ()))
         search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         return replace(
             spec,
@@ -85,6 +93,20 @@ class FaultStack(PodStack):
     def begin(self, prompt: list[int], num_outputs: int, **options: Any) -> Future[Completion]:
         """`ask` in the background."""
         return self._threads.submit(self.ask, prompt, num_outputs, **options)
+
+    def begin_stream(self, prompt: list[int], num_outputs: int) -> Future[list[Chunk]]:
+        """Reads every chunk of a greedy stream in the background."""
+
+        def read() -> list[Chunk]:
+            with (
+                self.client() as client,
+                client.stream(
+                    token_ids=prompt, max_tokens=num_outputs, temperature=0.0, ignore_eos=True
+                ) as stream,
+            ):
+                return list(stream)
+
+        return self._threads.submit(read)
 
     def exporter(self) -> str:
         """The prefill worker that holds an export now."""
@@ -133,18 +155,23 @@ class FaultStack(PodStack):
 
 @contextmanager
 def fault_stack(
-    served: tuple[Path, Reference], *, router_args: tuple[str, ...] = ROUTER_ARGS, **config: Any
+    served: tuple[Path, Reference],
+    *,
+    extra: Mapping[str, tuple[str, ...]] | None = None,
+    unfit: Collection[str] = (),
+    **config: Any,
 ) -> Iterator[FaultStack]:
-    """A started FaultStack of the model and the reference in `served`; `config`: UpConfig."""
+    """A started FaultStack of the model and the reference in `served`; `config`: UpConfig.
+
+    Workers in `unfit` are not waited for.
+    """
     folder, reference = served
     # Paths of unix sockets are short.
     run_dir = Path(tempfile.mkdtemp(prefix="baton-faults-"))
-    settings = {"worker_args": WORKER_ARGS, **config}
-    stack = FaultStack(
-        UpConfig(str(folder), router_args=router_args, **settings), run_dir, reference
-    )
+    settings = {"worker_args": WORKER_ARGS, "router_args": ROUTER_ARGS, **config}
+    stack = FaultStack(UpConfig(str(folder), **settings), run_dir, reference, extra or {})
     try:
-        stack.start()
+        stack.start(unfit)
         yield stack
     finally:
         stack.close()

@@ -1,12 +1,14 @@
 """`python -m tests.faults.worker SOCKET ROLE …`: a real worker with fault points around it.
 
 The product's own code runs unchanged; its parts are wrapped from outside before they are put
-together. Points: queued, step, output, pull:*, and those of each message (see messages.py).
+together. Points: queued, step, output (for a router), report (of load, to a router), pull:* (see
+transport.py), and those of each message (see messages.py).
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
@@ -80,11 +82,27 @@ def wrap_outputs(faults: FaultPoints) -> None:
     OutputHub.publish = publish_or_not  # type: ignore[method-assign]
 
 
+def wrap_reports(faults: FaultPoints) -> None:
+    attach = OutputHub.attach
+
+    async def attach_without_reports(hub: OutputHub, router_id: str) -> AsyncGenerator[Any, None]:
+        async for message in attach(hub, router_id):
+            if faults.at_blocking("report") == "drop":
+                message.ClearField("load")
+            yield message
+
+    OutputHub.attach = attach_without_reports  # type: ignore[method-assign]
+
+
 def main() -> int:
     socket_path, prog, *sys.argv[1:] = sys.argv[1:]
     faults = FaultPoints(socket_path)
-    for wrap in (wrap_transport, wrap_messages, wrap_queue, wrap_steps, wrap_outputs):
-        wrap(faults)
+    wrap_transport(faults)
+    wrap_messages(faults)
+    wrap_queue(faults)
+    wrap_steps(faults)
+    wrap_outputs(faults)
+    wrap_reports(faults)
     return worker.main.run(prog, SERVICES[prog])
 
 

@@ -81,3 +81,8 @@ def test_a_decode_worker_without_room_comes_last():
 
 def test_equal_decode_workers_go_by_free_blocks_and_then_by_chance():
     assert decode_choices(decode("a", free=500), decode("b"), decode("c")) == {"b", "c"}
+
+
+def test_a_decode_worker_of_unknown_load_has_its_share_of_equal_choices():
+    frozen = decode("frozen", reported=None, free=None)
+    assert decode_choices(frozen, decode("known", free=1000)) == {"frozen", "known"}
