@@ -41,7 +41,7 @@ PROMPTS = [
     Prompt("efgh"),
     Prompt("ij", ends_at_first_token=True),
 ]
-NUM_EXAMPLES, NUM_STEPS = 500, 60
+NUM_EXAMPLES, NUM_STEPS = 560, 60
 WORTH_SEEING = (
     "announced in parts",
     "committed",
@@ -167,6 +167,13 @@ class HandOffMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(WORKERS))
     def replay(self, name: str) -> None:
         self.cluster.replay(name)
+
+    @precondition(lambda self: any(life.committed for life in self.cluster.decodes))
+    @rule(index=indices, seconds=st.sampled_from([0.0, 3.0, 9.0]))
+    def replay_after_commit(self, index: int, seconds: float) -> None:
+        lives = [life for life in self.cluster.decodes if life.committed]
+        self.world.advance(seconds)
+        self.cluster.replay(pick(lives, index).address.name)
 
     # Engines and transports
 

@@ -196,7 +196,7 @@ class DecodeLife(Life):
         if request.has_last_news and not own and not request.news and request.asked_at is None:
             request.asked_at = self.world.next_moment()
             self.imports.begin_release(key)
-            self.call(
+            self.ask(
                 request.dispatch.prefill.name,
                 "release",
                 key,
@@ -254,7 +254,7 @@ class DecodeLife(Life):
     def renew(self) -> None:
         for key, request in self.requests.items():
             if request.is_granted and not request.is_released:
-                self.call(request.dispatch.prefill.name, "renew", key)
+                self.world.send(request.dispatch.prefill.name, "renew", key)
 
     def _released(self, request: Decoding, answer: Answer) -> None:
         key = request.dispatch.key
@@ -320,13 +320,13 @@ class DecodeLife(Life):
         self._given_up(request)
         self.pool.release(reversed(request.block_table or []))
         if not request.is_released:
-            self.call(request.dispatch.prefill.name, "release", key)
+            self.world.send(request.dispatch.prefill.name, "release", key)
         self._end(request, "failed")
 
     def report_damage(self, key: Key) -> None:
         """A digest differs: prefill hears of it with the release, and the request fails."""
         request = self.requests[key]
-        self.call(request.dispatch.prefill.name, "release", key, 0)
+        self.world.send(request.dispatch.prefill.name, "release", key, 0)
         request.is_released = True
         self.fail(key)
 

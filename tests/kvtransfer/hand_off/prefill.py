@@ -96,7 +96,7 @@ class PrefillLife(Life):
         request = Prefilling(dispatch, self.world.now + DEADLINE_S)
         self.requests[dispatch.key] = request
         self.taken_in.add(dispatch.key)
-        self.call(
+        self.ask(
             dispatch.decode.name,
             "grant",
             dispatch.key,
@@ -178,7 +178,7 @@ class PrefillLife(Life):
             is_last = progress.token is not None
             if is_last and dispatch.prompt.ends_at_first_token:
                 self._revoke(dispatch.key)
-                self.call(dispatch.decode.name, "revoke", dispatch.key)
+                self.world.send(dispatch.decode.name, "revoke", dispatch.key)
                 self._end(dispatch.key, "finished")
                 return
             assert request.pieces is not None
@@ -194,7 +194,7 @@ class PrefillLife(Life):
 
     def _send(self, request: Prefilling, news: Announcement) -> None:
         request.num_unanswered += 1
-        self.call(
+        self.ask(
             request.dispatch.decode.name,
             "announce",
             request.dispatch.key,
@@ -230,7 +230,7 @@ class PrefillLife(Life):
     def fail(self, key: Key) -> None:
         request = self.requests[key]
         self._revoke(key)
-        self.call(request.dispatch.decode.name, "revoke", key)
+        self.world.send(request.dispatch.decode.name, "revoke", key)
         self._end(key, "failed")
 
     def _end(self, key: Key, outcome: str) -> None:

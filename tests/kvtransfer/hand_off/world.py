@@ -117,18 +117,18 @@ class Life(ABC):
         """No two workers' clocks agree."""
         return self.world.now + 1000.0 * self.address.epoch
 
-    def call(
+    def ask(
         self,
         to: str,
         method: str,
         *arguments: Any,
-        on_answer: Callable[[Answer], None] = lambda _: None,
+        on_answer: Callable[[Answer], None],
         timeout_s: float = CONTROL_TIMEOUT_S,
-    ) -> Call:
+    ) -> None:
+        """Sends a question; `on_answer` gets the answer, or the error that took its place."""
         call = Call(self, on_answer, self.world.now + timeout_s)
         self.world.calls.append(call)
         self.world.send(to, method, *arguments, call=call)
-        return call
 
     def write(self, block: int, content: Content, layers: range = LAYERS) -> None:
         for layer in layers:
