@@ -3,7 +3,6 @@
 BatonError
 ├── InvalidArgument       a field of the request is wrong: names the field and the limit
 ├── AlreadyExists         the request id is in use for another request
-├── NotImplementedYet     a field of the protocol that is not built yet
 ├── ResourceExhausted     no room now; try again after `retry_after_s`
 ├── FailedPrecondition    two pods do not fit together (fingerprints differ)
 ├── Unavailable           a worker, Redis or the network is away
@@ -45,10 +44,6 @@ class InvalidArgument(BatonError):
 
 class AlreadyExists(BatonError):
     """The request id belongs to a request with another content."""
-
-
-class NotImplementedYet(BatonError):
-    """A field that the protocol has and this version does not honour."""
 
 
 class ResourceExhausted(BatonError):
@@ -99,7 +94,6 @@ class Status:
 STATUS_TABLE: dict[type[BatonError], Status] = {
     InvalidArgument: Status(grpc.StatusCode.INVALID_ARGUMENT, 400, False),
     AlreadyExists: Status(grpc.StatusCode.ALREADY_EXISTS, 409, False),
-    NotImplementedYet: Status(grpc.StatusCode.UNIMPLEMENTED, 501, False),
     ResourceExhausted: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, True),
     FailedPrecondition: Status(grpc.StatusCode.FAILED_PRECONDITION, 503, False),
     Unavailable: Status(grpc.StatusCode.UNAVAILABLE, 503, True),

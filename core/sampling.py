@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from baton.v1 import types_pb2
@@ -28,6 +29,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Pairs of token id and what is added to its logit."""
 
     @property
     def is_greedy(self) -> bool:
@@ -56,6 +59,7 @@ class SamplingParams:
             frequency_penalty=self.frequency_penalty,
             stop_token_ids=self.stop_token_ids,
             logprobs=self.logprobs,
+            logit_bias=dict(self.logit_bias),
         )
 
     @classmethod
@@ -77,4 +81,13 @@ class SamplingParams:
             stop_token_ids=tuple(message.stop_token_ids),
             eos_token_ids=eos_token_ids,
             logprobs=message.logprobs if message.HasField("logprobs") else None,
+            logit_bias=tuple(sorted(message.logit_bias.items())),
         )
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one of a request's n choices; choice 0 draws as the request alone would."""
+    if choice == 0:
+        return seed
+    data = seed.to_bytes(8, "big") + choice.to_bytes(4, "big")
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big")

@@ -249,18 +249,19 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         """The KV is here and right: from now on the sequence owns the blocks."""
         sequence = request.sequence
         sequence.num_computed_tokens = sequence.num_tokens
-        sequence.output_token_ids.append(news.first_token_id)
+        first = news.first_tokens[0]
+        sequence.output_token_ids.append(first.token_id)
         sequence.block_table = block_table
         self._host.loop.add_computed(sequence)
         output = worker_pb2.SequenceOutput(
             request_id=request.key[0],
             attempt=request.key[1],
             output_index=sequence.num_prior_outputs,
-            token_ids=[news.first_token_id],
+            token_ids=[first.token_id],
             transferred_blocks=request.num_pulled,
         )
-        if news.HasField("first_logprobs"):
-            output.logprobs.append(news.first_logprobs)
+        if first.HasField("logprobs"):
+            output.logprobs.append(first.logprobs)
         self._host.hub.publish(request.dispatch.router_id, output)
 
     # ImportPolicy: what prefill says

@@ -347,9 +347,9 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
 
 
 def _add_first_token(news: kv_transfer_pb2.AnnounceRequest, token: SampledToken) -> None:
-    news.first_token_id = token.token_id
+    first = news.first_tokens.add(token_id=token.token_id)
     if token.logprobs is not None:
-        news.first_logprobs.CopyFrom(logprobs_to_proto(token.logprobs))
+        first.logprobs.CopyFrom(logprobs_to_proto(token.logprobs))
 
 
 def _reason(error: BaseException) -> types_pb2.ErrorDetail:

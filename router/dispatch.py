@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.v1 import types_pb2, worker_pb2
+from baton.v1 import worker_pb2
 from core.errors import BatonError, Unreachable, from_detail, from_exception
 from core.logs import event
 from core.rpc import pod_errors
 from core.tasks import TaskSet
 from router.attach import WorkerLink
+from router.choice import Choice
 
 logger = logging.getLogger(__name__)
 
@@ -50,51 +51,54 @@ class AttemptFailed(Exception):
         self.suspects = suspects
 
 
-class AttemptPreempted(Exception):
-    """Decode gave the blocks to others: another attempt goes on from here. No fault."""
-
-
 class Attempt:
     """An OutputSink for one (request, attempt). Use once: `await run()`.
 
-    `receive` takes in each output and says whether a stop string ended the request.
+    `choices` are those that the dispatch is about: all of a request's, or one.
     """
 
     def __init__(
         self,
         dispatch: worker_pb2.Dispatch,
         placement: Placement,
-        receive: Callable[[worker_pb2.SequenceOutput], bool],
+        choices: Sequence[Choice],
         tasks: TaskSet,
     ) -> None:
         self._message = dispatch
         self._placement = placement
-        self._receive = receive
         self._tasks = tasks
         self._key = (dispatch.request_id, dispatch.attempt)
-        loop = asyncio.get_running_loop()
-        self._outcome: asyncio.Future[types_pb2.FinishReason.ValueType] = loop.create_future()
+        self._open = dict(enumerate(choices))
+        """Choices that go on, by their number in the dispatch."""
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._prefill_reported = asyncio.Event()
-        self._must_abort = True
+        self._held: list[worker_pb2.SequenceOutput] | None = (
+            [] if dispatch.HasField("prompt_logprobs") else None
+        )
+        """What decode said before prefill has, which alone knows the prompt's."""
+        self._must_abort = False
         self._is_handed_off = False
         self.cached_tokens = 0
         self.transferred_blocks = 0
 
-    async def run(self) -> types_pb2.FinishReason.ValueType:
-        """Returns how the request ended. Raises AttemptFailed or AttemptPreempted."""
+    async def run(self) -> None:
+        """Returns when every choice is finished, or was preempted by decode.
+
+        A preempted one wants another attempt, which goes on from here; nothing has failed.
+        Raises AttemptFailed.
+        """
         placement = self._placement
         placement.prefill.subscribe(self._key, self, placement.num_missing_tokens)
         placement.decode.subscribe(self._key, self, 0)
         telling = self._tasks.start(self._tell())
         try:
-            reason = await self._outcome
+            await self._ended
             await self._wait_for_prefill_report()
-            return reason
         finally:
-            self._outcome.cancel()
+            self._ended.cancel()
             for link in placement.links:
                 link.unsubscribe(self._key)
-            if self._must_abort:
+            if self._must_abort or self._open:
                 self._tasks.start(self._abort(telling))
 
     def on_output(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
@@ -106,8 +110,8 @@ class Attempt:
             self._fail(from_exception(error), *self._placement.links)
 
     def on_lost(self, link: WorkerLink, error: BatonError) -> None:
-        """Fails the attempt, unless decode has all it needs of prefill."""
-        if link is self._placement.prefill and self._is_handed_off:
+        """Fails the attempt, unless decode has all that is needed of prefill."""
+        if link is self._placement.prefill and self._is_handed_off and self._held is None:
             self._prefill_reported.set()
         else:
             self._fail(error, link)
@@ -120,25 +124,50 @@ class Attempt:
             self.transferred_blocks = max(self.transferred_blocks, output.transferred_blocks)
             # Decode speaks, but to fail, when it has prefill's KV.
             self._is_handed_off = True
-        if self._outcome.done():
+        if self._ended.done():
             return
-        if output.preempted:
-            self._must_abort = False
-            self._outcome.set_exception(AttemptPreempted())
-        elif output.HasField("error"):
+        if output.HasField("error"):
             # A worker reports its partner's faults too, so both are suspects.
             self._fail(from_detail(output.error), *self._placement.links)
-        elif self._receive(output):
-            self._outcome.set_result(types_pb2.FINISH_REASON_STOP)
-        elif output.finish_reason:
+        elif self._held is not None and link is self._placement.decode:
+            self._held.append(output)
+        else:
+            self._receive(link, output)
+            if output.prompt_logprobs and self._held is not None:
+                held, self._held = self._held, None
+                for waiting in held:
+                    self._receive(self._placement.decode, waiting)
+
+    def _receive(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
+        choice = self._open.get(output.choice)
+        if choice is None:
+            return
+        if not output.preempted:
+            choice.receive(output)
+            if not choice.is_finished:
+                return
+            if not output.finish_reason:
+                self._stop_choice(output.choice)
             # Decode learns from prefill that the first token was the last, if nothing is lost.
-            self._must_abort = link is self._placement.prefill
-            self._outcome.set_result(output.finish_reason)
+            self._must_abort |= link is self._placement.prefill
+        del self._open[output.choice]
+        if not self._open:
+            self._ended.set_result(None)
+
+    def _stop_choice(self, number: int) -> None:
+        """A stop string ended a choice, of which decode knows nothing."""
+        if len(self._open) == 1:
+            self._must_abort = True
+            return
+        request = worker_pb2.AbortRequest(
+            request_id=self._key[0], attempt=self._key[1], choice=number
+        )
+        self._tasks.start(self._abort_at(self._placement.decode, request))
 
     def _fail(self, error: BatonError, *suspects: WorkerLink) -> None:
-        if not self._outcome.done():
+        if not self._ended.done():
             names = frozenset(link.worker_id for link in suspects)
-            self._outcome.set_exception(AttemptFailed(error, names))
+            self._ended.set_exception(AttemptFailed(error, names))
 
     async def _wait_for_prefill_report(self) -> None:
         """Decode's stream may overtake prefill's, which alone says how much was cached."""
@@ -155,7 +184,7 @@ class Attempt:
             decode.decode.Decode,
             worker_pb2.DecodeRequest(dispatch=self._message, prefill=prefill.address),
         )
-        if not self._outcome.done():
+        if not self._ended.done():
             await self._call(
                 prefill,
                 prefill.prefill.Prefill,

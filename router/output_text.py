@@ -1,22 +1,22 @@
-"""Tokens of one request, however often workers repeat them, to text in the output log."""
+"""Tokens of one choice, however often workers repeat them, to text in the output log."""
 
 from __future__ import annotations
 
 from baton.v1 import types_pb2, worker_pb2
 from core.errors import InternalError
 from core.tokenizer import Detokenizer, StopMatcher
-from router.outputs import OutputLog
+from router.outputs import ChoiceLog
 
 
 class OutputText:
     """Orders, removes duplicates, detokenizes and applies stop strings.
 
-    It lives as long as the request, across attempts. Stop strings do not count before
+    It lives as long as the choice, across attempts. Stop strings do not count before
     `min_tokens` tokens are out.
     """
 
     def __init__(
-        self, log: OutputLog, detokenizer: Detokenizer, stop: tuple[str, ...], min_tokens: int
+        self, log: ChoiceLog, detokenizer: Detokenizer, stop: tuple[str, ...], min_tokens: int
     ) -> None:
         self._log = log
         self._detokenizer = detokenizer

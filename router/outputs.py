@@ -1,103 +1,203 @@
-"""What one request has produced so far, and the streams that follow it.
+"""What one request has produced so far, and the clients that follow it.
 
-The request's own task appends; each subscriber reads at its own pace from the first token
-on. A subscriber that is slow, or came late, gets what waits in few messages.
+The request's own task writes; each follower reads at its own pace from the first token on.
+One that is slow, or came late, gets what waits in few chunks. gRPC and HTTP both turn
+chunks into messages of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from baton.v1 import inference_pb2, types_pb2
 
-MAX_TOKENS_PER_MESSAGE = 2048
+MAX_TOKENS_PER_CHUNK = 2048
 """With 20 log-probabilities each they stay well under gRPC's usual limit of 4 MiB."""
 
 
-class OutputLog:
-    """Tokens of one request with the text and log-probabilities that belong to them."""
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """New output of one choice."""
 
-    def __init__(self, request_id: str) -> None:
+    choice: int
+    output_index: int
+    """Index among the choice's output tokens of `token_ids[0]`."""
+    token_ids: Sequence[int]
+    text: str
+    logprobs: Sequence[types_pb2.TokenLogprobs]
+    """One for each token, or none at all."""
+    finish_reason: types_pb2.FinishReason.ValueType
+    """Set in the choice's last chunk."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known when the whole request has ended well."""
+
+    usage: inference_pb2.Usage
+    route: inference_pb2.Route
+    timing: inference_pb2.Timing
+
+
+class ChoiceLog:
+    """Tokens of one choice with the text and log-probabilities that belong to them."""
+
+    def __init__(self, choice: int, log: OutputLog) -> None:
         self.token_ids: list[int] = []
-        self._request_id = request_id
+        self.finish_reason: types_pb2.FinishReason.ValueType = types_pb2.FINISH_REASON_UNSPECIFIED
+        self._choice = choice
+        self._log = log
         self._texts: list[str] = []
         self._logprobs: list[types_pb2.TokenLogprobs] = []
-        self._last_message: inference_pb2.GenerateResponse | None = None
-        self._error: Exception | None = None
-        self._wakeups: set[asyncio.Event] = set()
-
-    @property
-    def num_subscribers(self) -> int:
-        return len(self._wakeups)
+        self._rest = ""
 
     @property
     def is_finished(self) -> bool:
-        """Whether it ended with a finish reason."""
-        return self._last_message is not None
+        return self.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED
 
     def append(
         self, token_id: int, text: str, logprobs: types_pb2.TokenLogprobs | None = None
     ) -> None:
         """Adds one token. Requests have `logprobs` for all tokens or for none."""
+        if self._log.first_token_at is None:
+            self._log.first_token_at = time.monotonic()
         self.token_ids.append(token_id)
         self._texts.append(text)
         if logprobs is not None:
             self._logprobs.append(logprobs)
-        self._notify()
+        self._log.notify()
 
-    def finish(self, last_message: inference_pb2.GenerateResponse) -> None:
-        """Ends every stream with `last_message`; its text comes after all tokens' text."""
-        self._last_message = last_message
-        self._notify()
+    def finish(self, reason: types_pb2.FinishReason.ValueType, rest: str = "") -> None:
+        """No more tokens will come; `rest` is text that comes after all tokens' text."""
+        self.finish_reason = reason
+        self._rest = rest
+        self._log.notify()
 
-    def fail(self, error: Exception) -> None:
-        """Ends every stream by raising `error`, after the tokens that are there."""
-        self._error = error
-        self._notify()
-
-    @contextmanager
-    def subscribe(self) -> Iterator[AsyncIterator[inference_pb2.GenerateResponse]]:
-        """A stream from the first token to the end; counts as subscriber while it is open."""
-        wakeup = asyncio.Event()
-        wakeup.set()
-        self._wakeups.add(wakeup)
-        try:
-            yield self._follow(wakeup)
-        finally:
-            self._wakeups.discard(wakeup)
-
-    async def _follow(self, wakeup: asyncio.Event) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        num_sent = 0
-        while True:
-            await wakeup.wait()
-            wakeup.clear()
-            while len(self.token_ids) - num_sent > MAX_TOKENS_PER_MESSAGE:
-                yield self._message(num_sent, num_sent + MAX_TOKENS_PER_MESSAGE)
-                num_sent += MAX_TOKENS_PER_MESSAGE
-            message = self._message(num_sent, len(self.token_ids))
-            num_sent = len(self.token_ids)
-            if self._last_message is not None:
-                text = message.text + self._last_message.text
-                message.MergeFrom(self._last_message)
-                message.text = text
-                yield message
-                return
-            if message.token_ids:
-                yield message
-            if self._error is not None and num_sent == len(self.token_ids):
-                raise self._error
-
-    def _message(self, start: int, end: int) -> inference_pb2.GenerateResponse:
-        return inference_pb2.GenerateResponse(
-            request_id=self._request_id,
-            text="".join(self._texts[start:end]),
-            token_ids=self.token_ids[start:end],
-            output_index=start,
-            logprobs=self._logprobs[start:end],
+    def since(self, num_sent: int) -> Chunk:
+        """What a follower that has `num_sent` tokens gets next."""
+        end = min(len(self.token_ids), num_sent + MAX_TOKENS_PER_CHUNK)
+        is_last = self.is_finished and end == len(self.token_ids)
+        text = "".join(self._texts[num_sent:end])
+        return Chunk(
+            choice=self._choice,
+            output_index=num_sent,
+            token_ids=self.token_ids[num_sent:end],
+            text=text + self._rest if is_last else text,
+            logprobs=self._logprobs[num_sent:end],
+            finish_reason=self.finish_reason if is_last else types_pb2.FINISH_REASON_UNSPECIFIED,
         )
 
-    def _notify(self) -> None:
-        for wakeup in self._wakeups:
-            wakeup.set()
+
+class OutputLog:
+    """The outputs of one request with `n` choices."""
+
+    def __init__(self, n: int = 1) -> None:
+        self.choices = [ChoiceLog(choice, self) for choice in range(n)]
+        self.prompt_logprobs: Sequence[types_pb2.TokenLogprobs] = ()
+        """One for each prompt token but the first, before any output; empty if not wanted."""
+        self.first_token_at: float | None = None
+        """In `time.monotonic`."""
+        self.outcome: Outcome | None = None
+        self.error: Exception | None = None
+        self._followers: set[Follower] = set()
+
+    @property
+    def num_followers(self) -> int:
+        return len(self._followers)
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens of all choices."""
+        return sum(len(choice.token_ids) for choice in self.choices)
+
+    def finish(self, outcome: Outcome) -> None:
+        """The request has ended well: every choice is finished."""
+        self.outcome = outcome
+        self.notify()
+
+    def fail(self, error: Exception) -> None:
+        """Followers raise `error` after the tokens that are there."""
+        self.error = error
+        self.notify()
+
+    @contextmanager
+    def follow(self) -> Iterator[Follower]:
+        """A follower from the first token on; it counts while the context is open."""
+        follower = Follower(self)
+        self._followers.add(follower)
+        try:
+            yield follower
+        finally:
+            self._followers.discard(follower)
+
+    def notify(self) -> None:
+        """Something new can be read."""
+        for follower in self._followers:
+            follower.wake()
+
+
+class Follower:
+    """One client's way through an output log."""
+
+    def __init__(self, log: OutputLog) -> None:
+        self.log = log
+        self._num_sent = [0] * len(log.choices)
+        self._is_finished = [False] * len(log.choices)
+        self._next_choice = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def next(self) -> Chunk | None:
+        """The next chunk; None when the request has ended well and all of it was read.
+
+        Raises the request's error.
+        """
+        while True:
+            chunk = self._take()
+            if chunk is not None:
+                return chunk
+            if self.log.error is not None:
+                raise self.log.error
+            if self.log.outcome is not None:
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether `next` would return None at once."""
+        return self.log.outcome is not None and all(self._is_finished)
+
+    def wake(self) -> None:
+        """Looks again for what is new."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _take(self) -> Chunk | None:
+        """Of several choices with news, each gets its turn.
+
+        The very last chunk waits for the outcome, so that both can travel in one message.
+        """
+        choices = self.log.choices
+        has_ended = self.log.outcome is not None or self.log.error is not None
+        num_open = self._is_finished.count(False)
+        for step in range(len(choices)):
+            index = (self._next_choice + step) % len(choices)
+            choice, num_sent = choices[index], self._num_sent[index]
+            has_news = len(choice.token_ids) > num_sent or choice.is_finished
+            if not has_news or self._is_finished[index]:
+                continue
+            if choice.is_finished and num_open == 1 and not has_ended:
+                continue
+            chunk = choice.since(num_sent)
+            self._num_sent[index] += len(chunk.token_ids)
+            self._is_finished[index] = bool(chunk.finish_reason)
+            self._next_choice = index + 1
+            return chunk
+        return None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import random
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from baton.v1 import inference_pb2, types_pb2, worker_pb2
+from baton.v1 import inference_pb2, worker_pb2
 from core.chat_template import ChatMessage
 from core.errors import (
     BatonError,
@@ -19,11 +19,12 @@ from core.errors import (
     status_of,
 )
 from core.logs import event
+from core.sampling import choice_seed
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
-from router.dispatch import Attempt, AttemptFailed, AttemptPreempted, Placement
-from router.output_text import OutputText
-from router.outputs import OutputLog
+from router.choice import Choice
+from router.dispatch import Attempt, AttemptFailed, Placement
+from router.outputs import Outcome, OutputLog
 from router.placement import Placer
 from router.validate import (
     ModelLimits,
@@ -31,6 +32,7 @@ from router.validate import (
     check_request,
     complete_request,
     input_field,
+    num_choices,
 )
 
 logger = logging.getLogger(__name__)
@@ -63,6 +65,19 @@ class Generation:
         return replace(self.limits, max_model_len=pool_len)
 
 
+@dataclass
+class _Branch:
+    """Choices that one series of attempts is about: all of a request's, or one of them."""
+
+    worker_request_id: str
+    choices: Sequence[Choice]
+    seed: int
+    num_attempts: int = 0
+    num_failures: int = 0
+    avoid: frozenset[str] = frozenset()
+    """Workers that attempts have failed on."""
+
+
 class RequestRun:
     """Produces the outputs of one request into `log`.
 
@@ -77,21 +92,22 @@ class RequestRun:
         deadline: float,
         shared: Generation,
     ) -> None:
-        self.log = OutputLog(request.request_id)
+        self.log = OutputLog(num_choices(request))
         self._request = request
         self._worker_request_id = worker_request_id
         self._deadline = deadline
         self._shared = shared
         self._received_at = time.monotonic()
-        self._first_token_at: float | None = None
         self._worker_wait_s = shared.worker_wait_s
+        self._route = inference_pb2.Route()
 
     async def run(self) -> None:
         """Ends with the log finished or failed; raises only CancelledError."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 resolved = await self._resolve()
-                self.log.finish(await self._generate(resolved))
+                await self._generate(resolved)
+                self.log.finish(self._outcome(resolved))
         except asyncio.CancelledError:
             # Who still listens now hears it because the router stops.
             self.log.fail(Unavailable("the router is shutting down"))
@@ -119,56 +135,74 @@ class RequestRun:
             return await tokenizer.encode_chat(messages, max_tokens)
         return list(request.token_ids.ids)
 
-    async def _generate(self, resolved: ResolvedRequest) -> inference_pb2.GenerateResponse:
-        """Attempts until one has an outcome. Returns the last message."""
-        text = OutputText(
-            self.log,
-            self._shared.tokenizer.detokenizer(),
-            resolved.stop,
-            resolved.sampling.min_tokens,
-        )
-        avoid: frozenset[str] = frozenset()
-        num_failures = 0
-        for number in itertools.count(1):
+    async def _generate(self, resolved: ResolvedRequest) -> None:
+        tokenizer = self._shared.tokenizer
+        choices = [
+            Choice(index, self.log, tokenizer.detokenizer(), resolved)
+            for index in range(resolved.n)
+        ]
+        seed = resolved.sampling.seed
+        await self._finish(resolved, _Branch(self._worker_request_id, choices, seed))
+
+    async def _finish(self, resolved: ResolvedRequest, branch: _Branch) -> None:
+        """Attempts until all choices of `branch` are finished.
+
+        Choices that an attempt leaves unfinished have different outputs by then, so that
+        each goes on by itself.
+        """
+        while True:
+            branch.num_attempts += 1
             try:
-                return await self._attempt(resolved, number, text, avoid)
-            except AttemptPreempted:
-                continue
+                await self._attempt(resolved, branch)
             except AttemptFailed as failure:
-                error = failure.error
-                avoid |= failure.suspects
-            num_failures += 1
-            self._log_failure(number, error)
-            if not status_of(error).retryable or num_failures == MAX_FAILURES:
-                raise error
-            await asyncio.sleep(self._backoff_s(num_failures, error))
-        raise AssertionError("unreachable")
+                branch.num_failures += 1
+                branch.avoid |= failure.suspects
+                self._log_failure(branch, failure.error)
+                is_final = branch.num_failures == MAX_FAILURES
+                if is_final or not status_of(failure.error).retryable:
+                    raise failure.error from None
+                await asyncio.sleep(self._backoff_s(branch.num_failures, failure.error))
+            left = [choice for choice in branch.choices if not choice.is_finished]
+            if not left:
+                return
+            if len(branch.choices) > 1:
+                await self._finish_apart(resolved, branch, left)
+                return
 
-    async def _attempt(
-        self,
-        resolved: ResolvedRequest,
-        number: int,
-        text: OutputText,
-        avoid: frozenset[str],
-    ) -> inference_pb2.GenerateResponse:
-        """One attempt. Raises AttemptFailed or AttemptPreempted."""
-        placement = await self._place([*resolved.prompt_token_ids, *self.log.token_ids], avoid)
+    async def _finish_apart(
+        self, resolved: ResolvedRequest, branch: _Branch, choices: Iterable[Choice]
+    ) -> None:
+        branches = [
+            replace(
+                branch,
+                worker_request_id=f"{branch.worker_request_id}/{choice.index}",
+                choices=[choice],
+                seed=choice_seed(branch.seed, choice.index),
+            )
+            for choice in choices
+        ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for single in branches:
+                    group.create_task(self._finish(resolved, single))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
 
-        def receive(output: worker_pb2.SequenceOutput) -> bool:
-            if self._first_token_at is None and output.token_ids:
-                self._first_token_at = time.monotonic()
-            return text.add(output)
-
-        attempt = Attempt(self._dispatch(resolved, number), placement, receive, self._shared.tasks)
-        reason = await attempt.run()
-        route = inference_pb2.Route(
-            prefill_worker=placement.prefill.worker_id,
-            decode_worker=placement.decode.worker_id,
-            cached_tokens=attempt.cached_tokens,
-            transferred_blocks=attempt.transferred_blocks,
-            attempts=number,
-        )
-        return self._last_message(resolved, reason, route, text.flush())
+    async def _attempt(self, resolved: ResolvedRequest, branch: _Branch) -> None:
+        """One attempt. Raises AttemptFailed."""
+        # With several choices there are no outputs yet.
+        outputs = branch.choices[0].token_ids
+        placement = await self._place([*resolved.prompt_token_ids, *outputs], branch.avoid)
+        self._route.prefill_worker = placement.prefill.worker_id
+        self._route.decode_worker = placement.decode.worker_id
+        self._route.attempts += 1
+        dispatch = self._dispatch(resolved, branch)
+        attempt = Attempt(dispatch, placement, branch.choices, self._shared.tasks)
+        try:
+            await attempt.run()
+        finally:
+            self._route.cached_tokens = attempt.cached_tokens
+            self._route.transferred_blocks = attempt.transferred_blocks
 
     async def _place(self, token_ids: list[int], avoid: frozenset[str]) -> Placement:
         """Waits for a worker of each role, since one that has died may soon be replaced.
@@ -188,37 +222,34 @@ class RequestRun:
                     await self._shared.placer.pool.wait_changed()
             self._worker_wait_s -= loop.time() - began_at
 
-    def _dispatch(self, resolved: ResolvedRequest, number: int) -> worker_pb2.Dispatch:
+    def _dispatch(self, resolved: ResolvedRequest, branch: _Branch) -> worker_pb2.Dispatch:
+        sampling = replace(resolved.sampling, seed=branch.seed)
+        wants_prompt = resolved.prompt_logprobs is not None and not self.log.prompt_logprobs
         return worker_pb2.Dispatch(
-            request_id=self._worker_request_id,
-            attempt=number,
+            request_id=branch.worker_request_id,
+            attempt=branch.num_attempts,
             router_id=self._shared.router_id,
             prompt_token_ids=resolved.prompt_token_ids,
-            output_token_ids=self.log.token_ids,
-            sampling=resolved.sampling.to_proto(),
-            eos_token_ids=resolved.sampling.eos_token_ids,
+            output_token_ids=branch.choices[0].token_ids,
+            sampling=sampling.to_proto(),
+            eos_token_ids=sampling.eos_token_ids,
             timeout_s=max(0.001, self._deadline - asyncio.get_running_loop().time()),
+            n=len(branch.choices),
+            prompt_logprobs=resolved.prompt_logprobs if wants_prompt else None,
         )
 
-    def _last_message(
-        self,
-        resolved: ResolvedRequest,
-        reason: types_pb2.FinishReason.ValueType,
-        route: inference_pb2.Route,
-        rest: str,
-    ) -> inference_pb2.GenerateResponse:
+    def _outcome(self, resolved: ResolvedRequest) -> Outcome:
         now = time.monotonic()
-        first = now if self._first_token_at is None else self._first_token_at
-        return inference_pb2.GenerateResponse(
-            text=rest,
-            finish_reason=reason,
+        return Outcome(
             usage=inference_pb2.Usage(
                 prompt_tokens=len(resolved.prompt_token_ids),
-                completion_tokens=len(self.log.token_ids),
+                completion_tokens=self.log.num_tokens,
+                cached_tokens=self._route.cached_tokens,
             ),
-            route=route,
+            route=self._route,
             timing=inference_pb2.Timing(
-                ttft_s=first - self._received_at, total_s=now - self._received_at
+                ttft_s=(self.log.first_token_at or now) - self._received_at,
+                total_s=now - self._received_at,
             ),
         )
 
@@ -227,12 +258,12 @@ class RequestRun:
         backoff_s = max(_FIRST_BACKOFF_S * 2.0 ** (num_failures - 1), error.retry_after_s)
         return min(backoff_s, _MAX_BACKOFF_S) * self._shared.rng.uniform(0.5, 1.0)
 
-    def _log_failure(self, number: int, error: BatonError) -> None:
+    def _log_failure(self, branch: _Branch, error: BatonError) -> None:
         event(
             logger,
             logging.WARNING,
             "attempt_failed",
-            request_id=self._worker_request_id,
-            attempt=number,
+            request_id=branch.worker_request_id,
+            attempt=branch.num_attempts,
             error=f"{type(error).__name__}: {error.message}",
         )

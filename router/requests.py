@@ -11,12 +11,13 @@ import hashlib
 import itertools
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from baton.v1 import inference_pb2
 from core.errors import AlreadyExists
+from router.outputs import Follower
 from router.request import Generation, RequestRun
 
 REMEMBER_S = 60.0
@@ -50,20 +51,18 @@ class RequestTable:
         return len(self._running)
 
     @contextmanager
-    def follow(
-        self, request: inference_pb2.GenerateRequest, deadline: float
-    ) -> Iterator[AsyncIterator[inference_pb2.GenerateResponse]]:
-        """Outputs of `request`, started now or joined. Raises AlreadyExists.
+    def follow(self, request: inference_pb2.GenerateRequest, deadline: float) -> Iterator[Follower]:
+        """Follows the outputs of `request`, started now or joined. Raises AlreadyExists.
 
         `deadline` (event loop time) counts for a request that this call starts. Leaving the
         context gives the caller's interest up.
         """
         entry = self._join(request) or self._start(request, deadline)
         try:
-            with entry.run.log.subscribe() as messages:
-                yield messages
+            with entry.run.log.follow() as follower:
+                yield follower
         finally:
-            if entry.run.log.num_subscribers == 0 and not entry.task.done():
+            if entry.run.log.num_followers == 0 and not entry.task.done():
                 self._forget(entry)
                 entry.task.cancel()
 
@@ -106,10 +105,10 @@ class RequestTable:
     def _ended(self, entry: _Entry) -> None:
         self._forget(entry)
         # A failed request is run again when it is asked for again.
-        if entry.is_named and entry.run.log.is_finished:
+        if entry.is_named and entry.run.log.outcome is not None:
             entry.finished_at = asyncio.get_running_loop().time()
             self._finished[entry.request_id] = entry
-            self._num_remembered_tokens += len(entry.run.log.token_ids)
+            self._num_remembered_tokens += entry.run.log.num_tokens
             self._forget_old()
 
     def _forget_old(self) -> None:
@@ -121,7 +120,7 @@ class RequestTable:
             if entry.finished_at > horizon and is_small:
                 return
             del self._finished[request_id]
-            self._num_remembered_tokens -= len(entry.run.log.token_ids)
+            self._num_remembered_tokens -= entry.run.log.num_tokens
 
 
 def _digest(request: inference_pb2.GenerateRequest) -> bytes:

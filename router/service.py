@@ -12,6 +12,7 @@ from core.errors import BatonError
 from core.model_folder import ModelFolder
 from core.rpc import pod_errors
 from router.attach import WorkerLink
+from router.outputs import Follower
 from router.request import Generation
 from router.requests import RequestTable
 from router.validate import check_request_id
@@ -43,8 +44,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if remaining_s is not None:
             timeout_s = min(timeout_s, remaining_s)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        with self._table.follow(request, deadline) as messages:
-            async for message in messages:
+        with self._table.follow(request, deadline) as follower:
+            async for message in _messages(follower, request.request_id):
                 yield message
 
     async def GetModel(
@@ -78,6 +79,32 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 pid=os.getpid(),
             ),
         )
+
+
+async def _messages(
+    follower: Follower, request_id: str
+) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    """What a client is sent; the last message tells the outcome."""
+    is_first = True
+    while (chunk := await follower.next()) is not None:
+        message = inference_pb2.GenerateResponse(
+            request_id=request_id,
+            text=chunk.text,
+            token_ids=chunk.token_ids,
+            output_index=chunk.output_index,
+            logprobs=chunk.logprobs,
+            choice=chunk.choice,
+            finish_reason=chunk.finish_reason,
+        )
+        if is_first:
+            message.prompt_logprobs.extend(follower.log.prompt_logprobs)
+            is_first = False
+        outcome = follower.log.outcome
+        if outcome is not None and follower.is_at_end:
+            message.usage.CopyFrom(outcome.usage)
+            message.route.CopyFrom(outcome.route)
+            message.timing.CopyFrom(outcome.timing)
+        yield message
 
 
 async def _worker_status(link: WorkerLink, audit: bool) -> worker_pb2.WorkerStatus:

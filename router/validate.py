@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.v1 import inference_pb2, types_pb2
-from core.errors import InvalidArgument, NotImplementedYet
+from core.errors import InvalidArgument
 from core.model_folder import DefaultSampling
 from core.rpc import MAX_REQUEST_BYTES
 from core.sampling import SamplingParams
@@ -24,6 +24,10 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_PRIORITY = 1000
+MAX_LOGIT_BIAS = 100.0
+MAX_LOGIT_BIASES = 1024
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 100.0
 MAX_ADDITIVE_PENALTY = 2.0
@@ -49,6 +53,8 @@ class ResolvedRequest:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     stop: tuple[str, ...]
+    n: int = 1
+    prompt_logprobs: int | None = None
 
 
 def check_request_id(request_id: str) -> None:
@@ -63,7 +69,9 @@ def check_request_id(request_id: str) -> None:
 
 def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
     """All rules that do not need the prompt's length in tokens."""
-    _check_not_built(request)
+    _check_range(request, "n", 1, MAX_CHOICES)
+    _check_range(request, "prompt_logprobs", 0, MAX_LOGPROBS)
+    _check_range(request, "priority", -MAX_PRIORITY, MAX_PRIORITY)
     if request.model not in ("", limits.served_name):
         raise InvalidArgument(
             f"model {_short(request.model)} is unknown; this deployment serves "
@@ -112,7 +120,14 @@ def complete_request(
         prompt_token_ids=tuple(prompt_token_ids),
         sampling=_complete_sampling(given, max_tokens, limits, drawn_seed),
         stop=tuple(given.stop),
+        n=num_choices(request),
+        prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
     )
+
+
+def num_choices(request: inference_pb2.GenerateRequest) -> int:
+    """How many answers `request` asks for; at most MAX_CHOICES and at least 1, as checked."""
+    return min(max(1, request.n), MAX_CHOICES)
 
 
 def input_field(request: inference_pb2.GenerateRequest) -> str:
@@ -143,19 +158,8 @@ def _complete_sampling(
         stop_token_ids=tuple(given.stop_token_ids),
         eos_token_ids=() if given.ignore_eos else limits.eos_token_ids,
         logprobs=given.logprobs if given.HasField("logprobs") else None,
+        logit_bias=tuple(sorted(given.logit_bias.items())),
     )
-
-
-def _check_not_built(request: inference_pb2.GenerateRequest) -> None:
-    is_set = {
-        "n": request.HasField("n"),
-        "logit_bias": bool(request.logit_bias),
-        "priority": request.HasField("priority"),
-        "tenant_salt": request.HasField("tenant_salt"),
-    }
-    for field, value in is_set.items():
-        if value:
-            raise NotImplementedYet(f"{field} is not supported yet; leave it out", field=field)
 
 
 def _given_inputs(request: inference_pb2.GenerateRequest) -> list[str]:
@@ -234,11 +238,32 @@ def _check_sampling(given: types_pb2.SamplingParams, limits: ModelLimits) -> Non
     for name in ("presence_penalty", "frequency_penalty"):
         _check_range(given, name, -MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY)
     _check_range(given, "logprobs", 0, MAX_LOGPROBS)
+    _check_logit_bias(given, limits.vocab_size)
     _check_stops(given, limits.vocab_size)
 
 
+def _check_logit_bias(given: types_pb2.SamplingParams, vocab_size: int) -> None:
+    if len(given.logit_bias) > MAX_LOGIT_BIASES:
+        raise InvalidArgument(
+            f"logit_bias has {len(given.logit_bias)} entries; the limit is {MAX_LOGIT_BIASES}",
+            field="logit_bias",
+        )
+    for token_id, bias in given.logit_bias.items():
+        if not 0 <= token_id < vocab_size:
+            raise InvalidArgument(
+                f"logit_bias names token {token_id}, outside the vocabulary of {vocab_size} tokens",
+                field="logit_bias",
+            )
+        if not abs(bias) <= MAX_LOGIT_BIAS:
+            raise InvalidArgument(
+                f"logit_bias of token {token_id} must be from {-MAX_LOGIT_BIAS:g} to "
+                f"{MAX_LOGIT_BIAS:g}, got {bias:g}",
+                field="logit_bias",
+            )
+
+
 def _check_range(
-    given: types_pb2.SamplingParams,
+    given: inference_pb2.GenerateRequest | types_pb2.SamplingParams,
     field: str,
     low: float,
     high: float,

@@ -74,6 +74,8 @@ BAD = {
     "too many stop strings": (request(stop=["x"] * 17), "stop", "16"),
     "a too long stop string": (request(stop=["x" * 257]), "stop", "256"),
     "an empty stop string": (request(stop=[""]), "stop", "0 characters"),
+    "no choices": (request(n=0), "n", "got 0"),
+    "bias of no token": (request(logit_bias={288: 1.0}), "logit_bias", "288"),
     "unknown model": (request(model="gpt-9"), "model", "gpt-9"),
     "long request id": (request(request_id="x" * 129), "request_id", "128"),
     "1 MB of garbage": (request(prompt="\x00\ufffd%" * 350_000), "prompt", "400"),
@@ -90,17 +92,6 @@ def test_it_is_refused_with_the_field_and_the_limit(
     assert detail.field == field
     assert hint in detail.message
     assert not detail.retryable
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"n": 2}, {"logit_bias": {1: 1.0}}, {"priority": 1}, {"tenant_salt": "x"}],
-)
-def test_what_is_not_built_yet_says_so(
-    served: tuple[RunningStack, Reference], fields: dict[str, object]
-) -> None:
-    detail = refused(served[0], request(**fields), grpc.StatusCode.UNIMPLEMENTED)
-    assert detail.field == next(iter(fields))
 
 
 def test_good_requests_among_bad_ones_are_right_and_nothing_leaks(

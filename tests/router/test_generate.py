@@ -11,7 +11,6 @@ from core.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidArgument,
-    NotImplementedYet,
     ResourceExhausted,
     TransferError,
     Unavailable,
@@ -318,8 +317,6 @@ async def test_a_wrong_request_is_refused_and_no_worker_hears_of_it(serve):
     too_long = prompt("x" * 1000)
     garbage = prompt("\x00\x1f" * 500_000)
     huge = prompt("x" * (5 << 20))
-    not_built = prompt()
-    not_built.n = 2
     async with serve() as s:
         with pytest.raises(InvalidArgument, match="prompt has 1000 tokens or more; the limit is"):
             await s.ask(too_long)
@@ -327,8 +324,6 @@ async def test_a_wrong_request_is_refused_and_no_worker_hears_of_it(serve):
             await s.ask(garbage)
         with pytest.raises(InvalidArgument, match=r"bytes; the limit is 4194304"):
             await s.ask(huge)
-        with pytest.raises(NotImplementedYet, match="n is not supported"):
-            await s.ask(not_built)
         assert s.prefills[0].dispatches == s.decodes[0].dispatches == []
         assert (await s.ask(prompt())).token_ids == REPLY
 

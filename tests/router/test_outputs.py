@@ -6,10 +6,11 @@ from baton.v1 import inference_pb2, types_pb2, worker_pb2
 from core.errors import InternalError, Unavailable
 from core.tokenizer import Detokenizer
 from router.output_text import OutputText
-from router.outputs import OutputLog
+from router.outputs import Outcome, OutputLog
 from tests.model_folder import EOS_TOKEN_ID, byte_tokenizer
 
-END = inference_pb2.GenerateResponse(text="!", finish_reason=types_pb2.FINISH_REASON_LENGTH)
+LENGTH = types_pb2.FINISH_REASON_LENGTH
+OUTCOME = Outcome(inference_pb2.Usage(), inference_pb2.Route(), inference_pb2.Timing())
 A, B, C = byte_tokenizer().encode("abc").ids
 
 
@@ -18,45 +19,52 @@ def output(index, *token_ids, **fields):
 
 
 def output_text(log, stop=(), min_tokens=0):
-    return OutputText(log, Detokenizer(byte_tokenizer()), stop, min_tokens)
+    return OutputText(log.choices[0], Detokenizer(byte_tokenizer()), stop, min_tokens)
 
 
-async def read_all(messages):
-    return [message async for message in messages]
+def end(log):
+    for choice in log.choices:
+        choice.finish(LENGTH, "!")
+    log.finish(OUTCOME)
 
 
-async def test_a_late_subscriber_gets_everything_in_one_message():
-    log = OutputLog("r")
-    log.append(1, "one ")
-    log.append(2, "two")
-    log.finish(END)
-    with log.subscribe() as messages:
-        (message,) = await read_all(messages)
+async def read_all(log):
+    with log.follow() as follower:
+        chunks = []
+        while (chunk := await follower.next()) is not None:
+            chunks.append(chunk)
+        return chunks
+
+
+async def test_a_late_follower_gets_everything_in_one_chunk():
+    log = OutputLog()
+    log.choices[0].append(1, "one ")
+    log.choices[0].append(2, "two")
+    end(log)
+    (message,) = await read_all(log)
     assert (message.text, list(message.token_ids), message.output_index) == ("one two!", [1, 2], 0)
     assert message.finish_reason == types_pb2.FINISH_REASON_LENGTH
-    assert message.request_id == "r"
 
 
-async def test_a_slow_subscriber_gets_what_waits_in_one_message():
-    log = OutputLog("r")
-    with log.subscribe() as messages:
-        log.append(1, "a")
-        first = await anext(messages)
-        log.append(2, "b")
-        log.append(3, "c")
-        second = await anext(messages)
+async def test_a_slow_follower_gets_what_waits_in_one_chunk():
+    log = OutputLog()
+    with log.follow() as follower:
+        log.choices[0].append(1, "a")
+        first = await follower.next()
+        log.choices[0].append(2, "b")
+        log.choices[0].append(3, "c")
+        second = await follower.next()
     assert (first.text, first.output_index) == ("a", 0)
     assert (second.text, list(second.token_ids), second.output_index) == ("bc", [2, 3], 1)
 
 
-async def test_a_long_backlog_comes_in_messages_of_bounded_size(monkeypatch):
-    monkeypatch.setattr("router.outputs.MAX_TOKENS_PER_MESSAGE", 2)
-    log = OutputLog("r")
+async def test_a_long_backlog_comes_in_chunks_of_bounded_size(monkeypatch):
+    monkeypatch.setattr("router.outputs.MAX_TOKENS_PER_CHUNK", 2)
+    log = OutputLog()
     for token_id in range(5):
-        log.append(token_id, str(token_id), types_pb2.TokenLogprobs(logprob=-token_id))
-    log.finish(END)
-    with log.subscribe() as messages:
-        received = await read_all(messages)
+        log.choices[0].append(token_id, str(token_id), types_pb2.TokenLogprobs(logprob=-token_id))
+    end(log)
+    received = await read_all(log)
     assert [list(message.token_ids) for message in received] == [[0, 1], [2, 3], [4]]
     assert [message.text for message in received] == ["01", "23", "4!"]
     assert [message.output_index for message in received] == [0, 2, 4]
@@ -64,73 +72,104 @@ async def test_a_long_backlog_comes_in_messages_of_bounded_size(monkeypatch):
 
 
 async def test_an_error_comes_after_the_tokens_that_are_there():
-    log = OutputLog("r")
-    log.append(1, "a")
+    log = OutputLog()
+    log.choices[0].append(1, "a")
     log.fail(Unavailable("gone"))
-    with log.subscribe() as messages:
-        assert (await anext(messages)).text == "a"
+    with log.follow() as follower:
+        assert (await follower.next()).text == "a"
         with pytest.raises(Unavailable, match="gone"):
-            await anext(messages)
+            await follower.next()
 
 
-async def test_subscribers_are_counted_while_they_listen():
-    log = OutputLog("r")
-    with log.subscribe(), log.subscribe():
-        assert log.num_subscribers == 2
-    assert log.num_subscribers == 0
+async def test_followers_are_counted_while_they_listen():
+    log = OutputLog()
+    with log.follow(), log.follow():
+        assert log.num_followers == 2
+    assert log.num_followers == 0
 
 
-async def test_a_subscriber_waits_for_what_has_not_come_yet():
-    log = OutputLog("r")
-    with log.subscribe() as messages:
-        waiting = asyncio.ensure_future(anext(messages))
+async def test_a_follower_waits_for_what_has_not_come_yet():
+    log = OutputLog()
+    with log.follow() as follower:
+        waiting = asyncio.ensure_future(follower.next())
         await asyncio.sleep(0.01)
         assert not waiting.done()
-        log.append(1, "a")
+        log.choices[0].append(1, "a")
         assert (await waiting).text == "a"
 
 
 async def test_log_probabilities_stay_with_their_tokens():
-    log = OutputLog("r")
+    log = OutputLog()
     entries = [types_pb2.TokenLogprobs(logprob=-value) for value in (1, 2)]
     text = output_text(log)
     text.add(output(0, A, logprobs=entries[:1]))
     text.add(output(0, A, B, logprobs=entries))
-    log.finish(END)
-    with log.subscribe() as messages:
-        (message,) = await read_all(messages)
+    end(log)
+    (message,) = await read_all(log)
     assert list(message.logprobs) == entries
 
 
 def test_repeated_tokens_are_dropped():
-    log = OutputLog("r")
+    log = OutputLog()
     text = output_text(log)
     for item in (output(0, A), output(0, A), output(0, A, B), output(1, B, C)):
         assert not text.add(item)
-    assert log.token_ids == [A, B, C]
+    assert log.choices[0].token_ids == [A, B, C]
 
 
 def test_a_gap_in_the_tokens_is_a_workers_fault():
     with pytest.raises(InternalError, match="begins at token 2; the next is 0"):
-        output_text(OutputLog("r")).add(output(2, A))
+        output_text(OutputLog()).add(output(2, A))
 
 
 def test_tokens_after_a_stop_string_are_dropped():
-    log = OutputLog("r")
+    log = OutputLog()
     assert output_text(log, stop=("b",)).add(output(0, A, B, C))
-    assert log.token_ids == [A, B]
+    assert log.choices[0].token_ids == [A, B]
 
 
 def test_the_token_that_ends_the_text_is_not_part_of_it():
-    log = OutputLog("r")
+    log = OutputLog()
     text = output_text(log)
     text.add(output(0, A, B, finish_reason=types_pb2.FINISH_REASON_STOP))
-    assert log.token_ids == [A, B]
-    assert "".join(log._texts) + text.flush() == "a"
+    assert log.choices[0].token_ids == [A, B]
+    assert "".join(log.choices[0]._texts) + text.flush() == "a"
 
 
 def test_the_last_token_is_part_of_the_text_when_only_the_length_ended_it():
-    log = OutputLog("r")
+    log = OutputLog()
     text = output_text(log)
     text.add(output(0, A, EOS_TOKEN_ID, B, finish_reason=types_pb2.FINISH_REASON_LENGTH))
-    assert "".join(log._texts) + text.flush() == "ab"
+    assert "".join(log.choices[0]._texts) + text.flush() == "ab"
+
+
+async def test_the_last_chunk_comes_together_with_the_outcome():
+    log = OutputLog()
+    with log.follow() as follower:
+        log.choices[0].append(1, "a")
+        log.choices[0].finish(LENGTH)
+        waiting = asyncio.ensure_future(follower.next())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        log.finish(OUTCOME)
+        assert (await waiting).finish_reason == LENGTH
+
+
+async def test_every_choice_gets_its_turn_and_its_own_end():
+    log = OutputLog(n=2)
+    first, second = log.choices
+    with log.follow() as follower:
+        first.append(1, "a")
+        second.append(2, "b")
+        assert [(await follower.next()).choice for _ in range(2)] == [0, 1]
+        second.finish(LENGTH)
+        ended = await follower.next()
+        assert (ended.choice, ended.output_index, ended.token_ids) == (1, 1, [])
+        assert ended.finish_reason == LENGTH
+        assert not follower.is_at_end
+        first.append(3, "c")
+        first.finish(LENGTH)
+        log.finish(OUTCOME)
+        assert (await follower.next()).token_ids == [3]
+        assert follower.is_at_end
+        assert await follower.next() is None

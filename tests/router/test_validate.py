@@ -3,7 +3,7 @@ import math
 import pytest
 
 from baton.v1 import inference_pb2, types_pb2
-from core.errors import InvalidArgument, NotImplementedYet
+from core.errors import InvalidArgument
 from core.model_folder import DefaultSampling
 from core.sampling import SamplingParams
 from router.validate import (
@@ -167,13 +167,17 @@ def test_a_request_over_the_size_limit_is_refused():
     assert "the limit is 4194304" in error.message
 
 
-@pytest.mark.parametrize("field", ["n", "logit_bias", "priority", "tenant_salt"])
-def test_what_is_not_built_yet_is_unimplemented(field):
-    values = {"n": 1, "logit_bias": {1: 0.5}, "priority": 0, "tenant_salt": ""}
-    wrong = inference_pb2.GenerateRequest(prompt="a", **{field: values[field]})
-    with pytest.raises(NotImplementedYet) as caught:
-        check_request(wrong, LIMITS)
-    assert caught.value.field == field
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("n", 0), ("n", 129), ("priority", 1001), ("prompt_logprobs", -1), ("prompt_logprobs", 21)],
+)
+def test_a_request_wide_number_out_of_range_is_refused(field, value):
+    assert refusal(inference_pb2.GenerateRequest(prompt="a", **{field: value})).field == field
+
+
+@pytest.mark.parametrize("bias", [{-1: 0.0}, {100: 0.0}, {1: 101.0}, {1: float("nan")}])
+def test_a_logit_bias_out_of_range_is_refused(bias):
+    assert refusal(request(logit_bias=bias)).field == "logit_bias"
 
 
 def test_a_prompt_over_the_context_length_is_refused():

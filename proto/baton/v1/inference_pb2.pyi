@@ -71,26 +71,6 @@ class GenerateRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    @_typing.final
-    class LogitBiasEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.int
-        value: _builtins.float
-        def __init__(
-            self,
-            *,
-            key: _builtins.int = ...,
-            value: _builtins.float = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
@@ -98,9 +78,8 @@ class GenerateRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
-    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
-    TENANT_SALT_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client (at most 128 characters); the router draws one if empty.
     A second call with the same id and the same content joins the first: it gets
@@ -111,17 +90,21 @@ class GenerateRequest(_message.Message):
     """The served model's name; empty means "the one you serve"."""
     prompt: _builtins.str
     n: _builtins.int
-    """Not built yet: refused with UNIMPLEMENTED when set."""
+    """How many answers to generate for the prompt, whose KV is computed once [1].
+    Choice i draws with a seed of its own, derived from the request's and i.
+    """
     priority: _builtins.int
-    tenant_salt: _builtins.str
+    """Higher goes first among a tenant's own waiting requests [0]."""
+    prompt_logprobs: _builtins.int
+    """Set: log-probabilities of the prompt's tokens, each with so many of the
+    likeliest. The prompt is then computed whole, without the prefix cache.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParams: ...
-    @_builtins.property
-    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
     def __init__(
         self,
         *,
@@ -132,13 +115,12 @@ class GenerateRequest(_message.Message):
         token_ids: Global___TokenIds | None = ...,
         sampling: _types_pb2.SamplingParams | None = ...,
         n: _builtins.int | None = ...,
-        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         priority: _builtins.int | None = ...,
-        tenant_salt: _builtins.str | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_prompt", b"_prompt", "_tenant_salt", b"_tenant_salt", "_token_ids", b"_token_ids", "n", b"n", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "tenant_salt", b"tenant_salt", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_prompt", b"_prompt", "_prompt_logprobs", b"_prompt_logprobs", "_token_ids", b"_token_ids", "n", b"n", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_prompt", b"_prompt", "_tenant_salt", b"_tenant_salt", "_token_ids", b"_token_ids", "logit_bias", b"logit_bias", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "tenant_salt", b"tenant_salt", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "_priority", b"_priority", "_prompt", b"_prompt", "_prompt_logprobs", b"_prompt_logprobs", "_token_ids", b"_token_ids", "messages", b"messages", "model", b"model", "n", b"n", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -146,8 +128,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType__prompt: _TypeAlias = _typing.Literal["prompt"]  # noqa: Y015
     _WhichOneofArgType__prompt: _TypeAlias = _typing.Literal["_prompt", b"_prompt"]  # noqa: Y015
-    _WhichOneofReturnType__tenant_salt: _TypeAlias = _typing.Literal["tenant_salt"]  # noqa: Y015
-    _WhichOneofArgType__tenant_salt: _TypeAlias = _typing.Literal["_tenant_salt", b"_tenant_salt"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__token_ids: _TypeAlias = _typing.Literal["token_ids"]  # noqa: Y015
     _WhichOneofArgType__token_ids: _TypeAlias = _typing.Literal["_token_ids", b"_token_ids"]  # noqa: Y015
     @_typing.overload
@@ -157,7 +139,7 @@ class GenerateRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt) -> _WhichOneofReturnType__prompt | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant_salt) -> _WhichOneofReturnType__tenant_salt | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__token_ids) -> _WhichOneofReturnType__token_ids | None: ...
 
@@ -172,6 +154,8 @@ class GenerateResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     OUTPUT_INDEX_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
@@ -182,9 +166,11 @@ class GenerateResponse(_message.Message):
     while it could still become a stop string.
     """
     output_index: _builtins.int
-    """Index among the output tokens of token_ids[0]."""
+    """Index among the choice's output tokens of token_ids[0]."""
+    choice: _builtins.int
+    """Which of the request's n answers this is about, from 0."""
     finish_reason: _types_pb2.FinishReason.ValueType
-    """Only in the last message."""
+    """In the last message of the choice."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -192,7 +178,15 @@ class GenerateResponse(_message.Message):
         """One entry for each of `token_ids` when log-probabilities were asked for."""
 
     @_builtins.property
-    def usage(self) -> Global___Usage: ...
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """In the first message, when asked for: one entry for each prompt token but the
+        first, before which there is nothing to predict it from.
+        """
+
+    @_builtins.property
+    def usage(self) -> Global___Usage:
+        """Only in the last message."""
+
     @_builtins.property
     def route(self) -> Global___Route: ...
     @_builtins.property
@@ -205,6 +199,8 @@ class GenerateResponse(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         output_index: _builtins.int = ...,
         logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        choice: _builtins.int = ...,
+        prompt_logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
         finish_reason: _types_pb2.FinishReason.ValueType = ...,
         usage: Global___Usage | None = ...,
         route: Global___Route | None = ...,
@@ -212,7 +208,7 @@ class GenerateResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["route", b"route", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "request_id", b"request_id", "route", b"route", "text", b"text", "timing", b"timing", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "route", b"route", "text", b"text", "timing", b"timing", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -224,17 +220,22 @@ class Usage(_message.Message):
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
+    """of all choices"""
+    cached_tokens: _builtins.int
+    """prompt tokens that were in a prefix cache"""
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

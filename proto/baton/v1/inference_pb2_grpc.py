@@ -56,7 +56,7 @@ class InferenceServicer:
 
     def Generate(self, request, context):
         """Generates tokens for one prompt and streams them. The last message carries
-        `finish_reason`, `usage`, `route` and `timing`.
+        `usage`, `route` and `timing`; `finish_reason` is in the last one of each choice.
 
         Cancelling the call, its gRPC deadline, or losing the connection frees
         everything that the request holds on every pod. A refused request ends with a

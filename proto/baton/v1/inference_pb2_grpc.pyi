@@ -33,7 +33,7 @@ class InferenceStub:
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Generates tokens for one prompt and streams them. The last message carries
-    `finish_reason`, `usage`, `route` and `timing`.
+    `usage`, `route` and `timing`; `finish_reason` is in the last one of each choice.
 
     Cancelling the call, its gRPC deadline, or losing the connection frees
     everything that the request holds on every pod. A refused request ends with a
@@ -50,7 +50,7 @@ class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generates tokens for one prompt and streams them. The last message carries
-    `finish_reason`, `usage`, `route` and `timing`.
+    `usage`, `route` and `timing`; `finish_reason` is in the last one of each choice.
 
     Cancelling the call, its gRPC deadline, or losing the connection frees
     everything that the request holds on every pod. A refused request ends with a
@@ -70,7 +70,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
         """Generates tokens for one prompt and streams them. The last message carries
-        `finish_reason`, `usage`, `route` and `timing`.
+        `usage`, `route` and `timing`; `finish_reason` is in the last one of each choice.
 
         Cancelling the call, its gRPC deadline, or losing the connection frees
         everything that the request holds on every pod. A refused request ends with a

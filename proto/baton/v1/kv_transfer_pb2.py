@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/v1/kv_transfer.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\xc7\x01\n\x13TransportDescriptor\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\x05\x12\x14\n\x0c\x62\x61se_address\x18\x06 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x03\x12\x12\n\nnum_blocks\x18\x08 \x01(\x05\x12\x11\n\tdevice_id\x18\t \x01(\x05\x12\x0e\n\x06memory\x18\n \x01(\t\"\x18\n\x07KvHello\x12\r\n\x05\x61gent\x18\x01 \x01(\t\"K\n\x06KvRead\x12\x11\n\tblock_ids\x18\x01 \x03(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x11\n\tnum_bytes\x18\x03 \x01(\x03\x12\x0b\n\x03tag\x18\x04 \x01(\x04\"\x92\x01\n\x10HandshakeRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12*\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x15.baton.v1.Fingerprint\x12\x30\n\ttransport\x18\x04 \x01(\x0b\x32\x1d.baton.v1.TransportDescriptor\"\x90\x01\n\x0eHandshakeReply\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12*\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x15.baton.v1.Fingerprint\x12\x30\n\ttransport\x18\x04 \x01(\x0b\x32\x1d.baton.v1.TransportDescriptor\"x\n\x0cGrantRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x16\n\x0eprefill_worker\x18\x03 \x01(\t\x12\x15\n\rprefill_epoch\x18\x04 \x01(\x03\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\x05 \x01(\x03\"\x85\x01\n\nGrantReply\x12\x17\n\x0fnum_held_blocks\x18\x01 \x01(\x05\x12\x14\n\x0c\x64igest_every\x18\x02 \x01(\x05\x12\x15\n\rdigest_offset\x18\x03 \x01(\x05\x12\x18\n\x10link_bytes_per_s\x18\x04 \x01(\x01\x12\x17\n\x0flink_overhead_s\x18\x05 \x01(\x01\"\x84\x02\n\x0f\x41nnounceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x10\n\x08sequence\x18\x03 \x01(\x05\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\x05\x12\x11\n\tblock_ids\x18\x05 \x03(\x05\x12\x0f\n\x07is_last\x18\x06 \x01(\x08\x12\x16\n\x0e\x66irst_token_id\x18\x07 \x01(\x05\x12/\n\x0e\x66irst_logprobs\x18\x08 \x01(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x0f\n\x07\x64igests\x18\t \x03(\x06\x12\x13\n\x0bpart_offset\x18\n \x01(\x03\x12\x12\n\npart_bytes\x18\x0b \x01(\x03\"\x0f\n\rAnnounceReply\"Z\n\rRevokeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12$\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x15.baton.v1.ErrorDetail\"\r\n\x0bRevokeReply\"o\n\x0eReleaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12 \n\x13\x66irst_damaged_block\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x16\n\x14_first_damaged_block\"\"\n\x0cReleaseReply\x12\x12\n\nlease_held\x18\x01 \x01(\x08\"3\n\x0cRenewRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\" \n\nRenewReply\x12\x12\n\nlease_held\x18\x01 \x01(\x08\x32\xc1\x01\n\x08KvExport\x12\x41\n\tHandshake\x12\x1a.baton.v1.HandshakeRequest\x1a\x18.baton.v1.HandshakeReply\x12;\n\x07Release\x12\x18.baton.v1.ReleaseRequest\x1a\x16.baton.v1.ReleaseReply\x12\x35\n\x05Renew\x12\x16.baton.v1.RenewRequest\x1a\x14.baton.v1.RenewReply2\xbb\x01\n\x08KvImport\x12\x35\n\x05Grant\x12\x16.baton.v1.GrantRequest\x1a\x14.baton.v1.GrantReply\x12>\n\x08\x41nnounce\x12\x19.baton.v1.AnnounceRequest\x1a\x17.baton.v1.AnnounceReply\x12\x38\n\x06Revoke\x12\x17.baton.v1.RevokeRequest\x1a\x15.baton.v1.RevokeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/v1/kv_transfer.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\xc7\x01\n\x13TransportDescriptor\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12\x10\n\x08metadata\x18\x03 \x01(\x0c\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\x05\x12\x14\n\x0c\x62\x61se_address\x18\x06 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x03\x12\x12\n\nnum_blocks\x18\x08 \x01(\x05\x12\x11\n\tdevice_id\x18\t \x01(\x05\x12\x0e\n\x06memory\x18\n \x01(\t\"\x18\n\x07KvHello\x12\r\n\x05\x61gent\x18\x01 \x01(\t\"K\n\x06KvRead\x12\x11\n\tblock_ids\x18\x01 \x03(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x11\n\tnum_bytes\x18\x03 \x01(\x03\x12\x0b\n\x03tag\x18\x04 \x01(\x04\"\x92\x01\n\x10HandshakeRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12*\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x15.baton.v1.Fingerprint\x12\x30\n\ttransport\x18\x04 \x01(\x0b\x32\x1d.baton.v1.TransportDescriptor\"\x90\x01\n\x0eHandshakeReply\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12*\n\x0b\x66ingerprint\x18\x03 \x01(\x0b\x32\x15.baton.v1.Fingerprint\x12\x30\n\ttransport\x18\x04 \x01(\x0b\x32\x1d.baton.v1.TransportDescriptor\"x\n\x0cGrantRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x16\n\x0eprefill_worker\x18\x03 \x01(\t\x12\x15\n\rprefill_epoch\x18\x04 \x01(\x03\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\x05 \x01(\x03\"\x85\x01\n\nGrantReply\x12\x17\n\x0fnum_held_blocks\x18\x01 \x01(\x05\x12\x14\n\x0c\x64igest_every\x18\x02 \x01(\x05\x12\x15\n\rdigest_offset\x18\x03 \x01(\x05\x12\x18\n\x10link_bytes_per_s\x18\x04 \x01(\x01\x12\x17\n\x0flink_overhead_s\x18\x05 \x01(\x01\"\xed\x01\n\x0f\x41nnounceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x10\n\x08sequence\x18\x03 \x01(\x05\x12\x13\n\x0b\x66irst_block\x18\x04 \x01(\x05\x12\x11\n\tblock_ids\x18\x05 \x03(\x05\x12\x0f\n\x07is_last\x18\x06 \x01(\x08\x12*\n\x0c\x66irst_tokens\x18\x07 \x03(\x0b\x32\x14.baton.v1.FirstToken\x12\x0f\n\x07\x64igests\x18\t \x03(\x06\x12\x13\n\x0bpart_offset\x18\n \x01(\x03\x12\x12\n\npart_bytes\x18\x0b \x01(\x03J\x04\x08\x08\x10\t\"Y\n\nFirstToken\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\x05\x12\x10\n\x08token_id\x18\x02 \x01(\x05\x12)\n\x08logprobs\x18\x03 \x01(\x0b\x32\x17.baton.v1.TokenLogprobs\"\x0f\n\rAnnounceReply\"Z\n\rRevokeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12$\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x15.baton.v1.ErrorDetail\"\r\n\x0bRevokeReply\"o\n\x0eReleaseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12 \n\x13\x66irst_damaged_block\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x16\n\x14_first_damaged_block\"\"\n\x0cReleaseReply\x12\x12\n\nlease_held\x18\x01 \x01(\x08\"3\n\x0cRenewRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\" \n\nRenewReply\x12\x12\n\nlease_held\x18\x01 \x01(\x08\x32\xc1\x01\n\x08KvExport\x12\x41\n\tHandshake\x12\x1a.baton.v1.HandshakeRequest\x1a\x18.baton.v1.HandshakeReply\x12;\n\x07Release\x12\x18.baton.v1.ReleaseRequest\x1a\x16.baton.v1.ReleaseReply\x12\x35\n\x05Renew\x12\x16.baton.v1.RenewRequest\x1a\x14.baton.v1.RenewReply2\xbb\x01\n\x08KvImport\x12\x35\n\x05Grant\x12\x16.baton.v1.GrantRequest\x1a\x14.baton.v1.GrantReply\x12>\n\x08\x41nnounce\x12\x19.baton.v1.AnnounceRequest\x1a\x17.baton.v1.AnnounceReply\x12\x38\n\x06Revoke\x12\x17.baton.v1.RevokeRequest\x1a\x15.baton.v1.RevokeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,23 +47,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GRANTREPLY']._serialized_start=786
   _globals['_GRANTREPLY']._serialized_end=919
   _globals['_ANNOUNCEREQUEST']._serialized_start=922
-  _globals['_ANNOUNCEREQUEST']._serialized_end=1182
-  _globals['_ANNOUNCEREPLY']._serialized_start=1184
-  _globals['_ANNOUNCEREPLY']._serialized_end=1199
-  _globals['_REVOKEREQUEST']._serialized_start=1201
-  _globals['_REVOKEREQUEST']._serialized_end=1291
-  _globals['_REVOKEREPLY']._serialized_start=1293
-  _globals['_REVOKEREPLY']._serialized_end=1306
-  _globals['_RELEASEREQUEST']._serialized_start=1308
-  _globals['_RELEASEREQUEST']._serialized_end=1419
-  _globals['_RELEASEREPLY']._serialized_start=1421
-  _globals['_RELEASEREPLY']._serialized_end=1455
-  _globals['_RENEWREQUEST']._serialized_start=1457
-  _globals['_RENEWREQUEST']._serialized_end=1508
-  _globals['_RENEWREPLY']._serialized_start=1510
-  _globals['_RENEWREPLY']._serialized_end=1542
-  _globals['_KVEXPORT']._serialized_start=1545
-  _globals['_KVEXPORT']._serialized_end=1738
-  _globals['_KVIMPORT']._serialized_start=1741
-  _globals['_KVIMPORT']._serialized_end=1928
+  _globals['_ANNOUNCEREQUEST']._serialized_end=1159
+  _globals['_FIRSTTOKEN']._serialized_start=1161
+  _globals['_FIRSTTOKEN']._serialized_end=1250
+  _globals['_ANNOUNCEREPLY']._serialized_start=1252
+  _globals['_ANNOUNCEREPLY']._serialized_end=1267
+  _globals['_REVOKEREQUEST']._serialized_start=1269
+  _globals['_REVOKEREQUEST']._serialized_end=1359
+  _globals['_REVOKEREPLY']._serialized_start=1361
+  _globals['_REVOKEREPLY']._serialized_end=1374
+  _globals['_RELEASEREQUEST']._serialized_start=1376
+  _globals['_RELEASEREQUEST']._serialized_end=1487
+  _globals['_RELEASEREPLY']._serialized_start=1489
+  _globals['_RELEASEREPLY']._serialized_end=1523
+  _globals['_RENEWREQUEST']._serialized_start=1525
+  _globals['_RENEWREQUEST']._serialized_end=1576
+  _globals['_RENEWREPLY']._serialized_start=1578
+  _globals['_RENEWREPLY']._serialized_end=1610
+  _globals['_KVEXPORT']._serialized_start=1613
+  _globals['_KVEXPORT']._serialized_end=1806
+  _globals['_KVIMPORT']._serialized_start=1809
+  _globals['_KVIMPORT']._serialized_end=1996
 # @@protoc_insertion_point(module_scope)

@@ -276,8 +276,7 @@ class AnnounceRequest(_message.Message):
     FIRST_BLOCK_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     IS_LAST_FIELD_NUMBER: _builtins.int
-    FIRST_TOKEN_ID_FIELD_NUMBER: _builtins.int
-    FIRST_LOGPROBS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKENS_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
     PART_OFFSET_FIELD_NUMBER: _builtins.int
     PART_BYTES_FIELD_NUMBER: _builtins.int
@@ -288,8 +287,6 @@ class AnnounceRequest(_message.Message):
     first_block: _builtins.int
     """index in the request's block table"""
     is_last: _builtins.bool
-    first_token_id: _builtins.int
-    """With is_last: the token that prefill sampled."""
     part_offset: _builtins.int
     """Only these bytes of each block are final: a group of layers. The parts of the
     same blocks follow each other without a gap. 0 bytes: the whole blocks.
@@ -300,7 +297,9 @@ class AnnounceRequest(_message.Message):
         """P's block ids"""
 
     @_builtins.property
-    def first_logprobs(self) -> _types_pb2.TokenLogprobs: ...
+    def first_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___FirstToken]:
+        """With is_last: the token that prefill sampled for each choice."""
+
     @_builtins.property
     def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """XXH3-64 of each of these blocks that D asked about, in order."""
@@ -314,19 +313,44 @@ class AnnounceRequest(_message.Message):
         first_block: _builtins.int = ...,
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
         is_last: _builtins.bool = ...,
-        first_token_id: _builtins.int = ...,
-        first_logprobs: _types_pb2.TokenLogprobs | None = ...,
+        first_tokens: _abc.Iterable[Global___FirstToken] | None = ...,
         digests: _abc.Iterable[_builtins.int] | None = ...,
         part_offset: _builtins.int = ...,
         part_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["first_logprobs", b"first_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_ids", b"block_ids", "digests", b"digests", "first_block", b"first_block", "first_logprobs", b"first_logprobs", "first_token_id", b"first_token_id", "is_last", b"is_last", "part_bytes", b"part_bytes", "part_offset", b"part_offset", "request_id", b"request_id", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_ids", b"block_ids", "digests", b"digests", "first_block", b"first_block", "first_tokens", b"first_tokens", "is_last", b"is_last", "part_bytes", b"part_bytes", "part_offset", b"part_offset", "request_id", b"request_id", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AnnounceRequest: _TypeAlias = AnnounceRequest  # noqa: Y015
+
+@_typing.final
+class FirstToken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOICE_FIELD_NUMBER: _builtins.int
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    choice: _builtins.int
+    token_id: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> _types_pb2.TokenLogprobs: ...
+    def __init__(
+        self,
+        *,
+        choice: _builtins.int = ...,
+        token_id: _builtins.int = ...,
+        logprobs: _types_pb2.TokenLogprobs | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "logprobs", b"logprobs", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FirstToken: _TypeAlias = FirstToken  # noqa: Y015
 
 @_typing.final
 class AnnounceReply(_message.Message):

@@ -85,6 +85,8 @@ class SequenceOutput(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     TRANSFERRED_BLOCKS_FIELD_NUMBER: _builtins.int
     PREEMPTED_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     output_index: _builtins.int
@@ -98,6 +100,8 @@ class SequenceOutput(_message.Message):
     """Decode needed the blocks: the attempt is over, and the request wants another
     one, which prefills its prompt and its output so far. Nothing has failed.
     """
+    choice: _builtins.int
+    """Which of the dispatch's n sequences, from 0. `error` is about all of them."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -105,6 +109,12 @@ class SequenceOutput(_message.Message):
     @_builtins.property
     def error(self) -> _types_pb2.ErrorDetail:
         """the attempt failed"""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
+        """Prefill, with the first token of choice 0, when asked for: one entry for each
+        prompt token but the first.
+        """
 
     def __init__(
         self,
@@ -119,10 +129,12 @@ class SequenceOutput(_message.Message):
         cached_tokens: _builtins.int = ...,
         transferred_blocks: _builtins.int = ...,
         preempted: _builtins.bool = ...,
+        choice: _builtins.int = ...,
+        prompt_logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "preempted", b"preempted", "request_id", b"request_id", "token_ids", b"token_ids", "transferred_blocks", b"transferred_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "choice", b"choice", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "preempted", b"preempted", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "token_ids", b"token_ids", "transferred_blocks", b"transferred_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -143,6 +155,8 @@ class Dispatch(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     HASH_SALT_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     """from 1"""
@@ -152,6 +166,12 @@ class Dispatch(_message.Message):
     """from now; 0 is none"""
     hash_salt: _builtins.str
     """tenant salt of the block hash"""
+    n: _builtins.int
+    """How many sequences go on from the prompt; 0 is 1. Choice i > 0 draws with
+    core.sampling.choice_seed(seed, i). With more than 1, output_token_ids is empty.
+    """
+    prompt_logprobs: _builtins.int
+    """as in GenerateRequest"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -178,12 +198,16 @@ class Dispatch(_message.Message):
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         timeout_s: _builtins.float = ...,
         hash_salt: _builtins.str = ...,
+        n: _builtins.int = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "eos_token_ids", b"eos_token_ids", "hash_salt", b"hash_salt", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "attempt", b"attempt", "eos_token_ids", b"eos_token_ids", "hash_salt", b"hash_salt", "n", b"n", "output_token_ids", b"output_token_ids", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___Dispatch: _TypeAlias = Dispatch  # noqa: Y015
 
@@ -281,19 +305,25 @@ class AbortRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
+    choice: _builtins.int
+    """Only this one of the dispatch's sequences; unset: all."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         attempt: _builtins.int = ...,
+        choice: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_choice", b"_choice", "choice", b"choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choice", b"_choice", "attempt", b"attempt", "choice", b"choice", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__choice: _TypeAlias = _typing.Literal["choice"]  # noqa: Y015
+    _WhichOneofArgType__choice: _TypeAlias = _typing.Literal["_choice", b"_choice"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__choice) -> _WhichOneofReturnType__choice | None: ...
 
 Global___AbortRequest: _TypeAlias = AbortRequest  # noqa: Y015
 
