@@ -244,7 +244,6 @@ class RequestRun:
             usage=inference_pb2.Usage(
                 prompt_tokens=len(resolved.prompt_token_ids),
                 completion_tokens=self.log.num_tokens,
-                cached_tokens=self._route.cached_tokens,
             ),
             route=self._route,
             timing=inference_pb2.Timing(

@@ -26,7 +26,7 @@ from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 from baton.v1 import worker_pb2 as baton_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\x1a\x15\x62\x61ton/v1/worker.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xf4\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x06prompt\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\'\n\x08messages\x18\x04 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12*\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x01\x88\x01\x01\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x01n\x18\x14 \x01(\x05H\x02\x88\x01\x01\x12\x15\n\x08priority\x18\x16 \x01(\x05H\x03\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x18 \x01(\x05H\x04\x88\x01\x01\x42\t\n\x07_promptB\x0c\n\n_token_idsB\x04\n\x02_nB\x0b\n\t_priorityB\x12\n\x10_prompt_logprobsJ\x04\x08\x15\x10\x16J\x04\x08\x17\x10\x18R\nlogit_biasR\x0btenant_salt\"\xdb\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x14\n\x0coutput_index\x18\x04 \x01(\x05\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x0e\n\x06\x63hoice\x18\x06 \x01(\x05\x12\x30\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\n \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x0b \x01(\x0b\x32\x0f.baton.v1.Usage\x12\x1e\n\x05route\x18\x0c \x01(\x0b\x32\x0f.baton.v1.Route\x12 \n\x06timing\x18\r \x01(\x0b\x32\x10.baton.v1.Timing\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\"{\n\x05Route\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x1a\n\x12transferred_blocks\x18\x04 \x01(\x05\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\x05\")\n\x06Timing\x12\x0e\n\x06ttft_s\x18\x01 \x01(\x01\x12\x0f\n\x07total_s\x18\x02 \x01(\x01\"\x11\n\x0fGetModelRequest\"\x94\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\x05\x12\x15\n\rmax_model_len\x18\x04 \x01(\x05\x12\x12\n\nblock_size\x18\x05 \x01(\x05\x12\x15\n\reos_token_ids\x18\x06 \x03(\x05\x12\r\n\x05\x64type\x18\x07 \x01(\t\"!\n\x10GetStatusRequest\x12\r\n\x05\x61udit\x18\x01 \x01(\x08\"d\n\x11GetStatusResponse\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.baton.v1.WorkerStatus\x12&\n\x06router\x18\x02 \x01(\x0b\x32\x16.baton.v1.RouterStatus\"R\n\x0cRouterStatus\x12\x14\n\x0cnum_requests\x18\x01 \x01(\x05\x12\x10\n\x08redis_ok\x18\x02 \x01(\x08\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x32\xd2\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12:\n\x08GetModel\x12\x19.baton.v1.GetModelRequest\x1a\x13.baton.v1.ModelInfo\x12\x44\n\tGetStatus\x12\x1a.baton.v1.GetStatusRequest\x1a\x1b.baton.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\x1a\x15\x62\x61ton/v1/worker.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xf4\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x06prompt\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\'\n\x08messages\x18\x04 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12*\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x01\x88\x01\x01\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x01n\x18\x14 \x01(\x05H\x02\x88\x01\x01\x12\x15\n\x08priority\x18\x16 \x01(\x05H\x03\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x18 \x01(\x05H\x04\x88\x01\x01\x42\t\n\x07_promptB\x0c\n\n_token_idsB\x04\n\x02_nB\x0b\n\t_priorityB\x12\n\x10_prompt_logprobsJ\x04\x08\x15\x10\x16J\x04\x08\x17\x10\x18R\nlogit_biasR\x0btenant_salt\"\xdb\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x14\n\x0coutput_index\x18\x04 \x01(\x05\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x0e\n\x06\x63hoice\x18\x06 \x01(\x05\x12\x30\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\n \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x0b \x01(\x0b\x32\x0f.baton.v1.Usage\x12\x1e\n\x05route\x18\x0c \x01(\x0b\x32\x0f.baton.v1.Route\x12 \n\x06timing\x18\r \x01(\x0b\x32\x10.baton.v1.Timing\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\"{\n\x05Route\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x1a\n\x12transferred_blocks\x18\x04 \x01(\x05\x12\x10\n\x08\x61ttempts\x18\x05 \x01(\x05\")\n\x06Timing\x12\x0e\n\x06ttft_s\x18\x01 \x01(\x01\x12\x0f\n\x07total_s\x18\x02 \x01(\x01\"\x11\n\x0fGetModelRequest\"\x94\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\x05\x12\x15\n\rmax_model_len\x18\x04 \x01(\x05\x12\x12\n\nblock_size\x18\x05 \x01(\x05\x12\x15\n\reos_token_ids\x18\x06 \x03(\x05\x12\r\n\x05\x64type\x18\x07 \x01(\t\"!\n\x10GetStatusRequest\x12\r\n\x05\x61udit\x18\x01 \x01(\x08\"d\n\x11GetStatusResponse\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.baton.v1.WorkerStatus\x12&\n\x06router\x18\x02 \x01(\x0b\x32\x16.baton.v1.RouterStatus\"R\n\x0cRouterStatus\x12\x14\n\x0cnum_requests\x18\x01 \x01(\x05\x12\x10\n\x08redis_ok\x18\x02 \x01(\x08\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x32\xd2\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12:\n\x08GetModel\x12\x19.baton.v1.GetModelRequest\x1a\x13.baton.v1.ModelInfo\x12\x44\n\tGetStatus\x12\x1a.baton.v1.GetStatusRequest\x1a\x1b.baton.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,21 +42,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATERESPONSE']._serialized_start=530
   _globals['_GENERATERESPONSE']._serialized_end=877
   _globals['_USAGE']._serialized_start=879
-  _globals['_USAGE']._serialized_end=959
-  _globals['_ROUTE']._serialized_start=961
-  _globals['_ROUTE']._serialized_end=1084
-  _globals['_TIMING']._serialized_start=1086
-  _globals['_TIMING']._serialized_end=1127
-  _globals['_GETMODELREQUEST']._serialized_start=1129
-  _globals['_GETMODELREQUEST']._serialized_end=1146
-  _globals['_MODELINFO']._serialized_start=1149
-  _globals['_MODELINFO']._serialized_end=1297
-  _globals['_GETSTATUSREQUEST']._serialized_start=1299
-  _globals['_GETSTATUSREQUEST']._serialized_end=1332
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1334
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1434
-  _globals['_ROUTERSTATUS']._serialized_start=1436
-  _globals['_ROUTERSTATUS']._serialized_end=1518
-  _globals['_INFERENCE']._serialized_start=1521
-  _globals['_INFERENCE']._serialized_end=1731
+  _globals['_USAGE']._serialized_end=936
+  _globals['_ROUTE']._serialized_start=938
+  _globals['_ROUTE']._serialized_end=1061
+  _globals['_TIMING']._serialized_start=1063
+  _globals['_TIMING']._serialized_end=1104
+  _globals['_GETMODELREQUEST']._serialized_start=1106
+  _globals['_GETMODELREQUEST']._serialized_end=1123
+  _globals['_MODELINFO']._serialized_start=1126
+  _globals['_MODELINFO']._serialized_end=1274
+  _globals['_GETSTATUSREQUEST']._serialized_start=1276
+  _globals['_GETSTATUSREQUEST']._serialized_end=1309
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1311
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1411
+  _globals['_ROUTERSTATUS']._serialized_start=1413
+  _globals['_ROUTERSTATUS']._serialized_end=1495
+  _globals['_INFERENCE']._serialized_start=1498
+  _globals['_INFERENCE']._serialized_end=1708
 # @@protoc_insertion_point(module_scope)
