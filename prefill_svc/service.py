@@ -312,7 +312,9 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
 
     def _on_released(self, key: ExportKey, lease_held: bool) -> None:
         if not lease_held and self._requests.get(key) is not None:
-            self._requests.abort(key)
+            # Not silently: the revocation that follows may reach decode before decode has
+            # told the router why.
+            self._requests.fail(key, TransferError("decode gave the hand-off up"))
         self.on_room()
 
     def _on_damaged(self, block_ids: list[int]) -> None:

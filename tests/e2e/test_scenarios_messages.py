@@ -125,11 +125,31 @@ def test_a_block_damaged_on_its_way_is_noticed_and_fetched_again(stack: FaultSta
     stack.check_recovered()
 
 
+def test_when_prefill_takes_back_what_decode_is_giving_up_the_router_still_hears_of_it(
+    stack: FaultStack,
+) -> None:
+    prompt = make_prompt(150, seed=100 + next(seeds))
+    prefill, decode = stack.faults["prefill-0"], stack.faults["decode-0"]
+    with (
+        prefill.rule("Revoke:after", "note") as revoked,
+        prefill.hold("step", skip=1) as computing,
+        decode.hold("Release:after") as releasing,
+    ):
+        decode.arm("pull:after", "corrupt")
+        answer = stack.begin(prompt, 20)
+        computing.wait()
+        releasing.wait()
+        revoked.wait()
+    assert answer.result().token_ids == stack.reference(prompt, 20)
+    assert answer.result().route.attempts == 2
+    stack.check_recovered()
+
+
 def test_blocks_that_are_always_damaged_end_in_a_clear_error(stack: FaultStack) -> None:
     prompt = make_prompt(150, seed=100 + next(seeds))
     with (
         stack.faults["decode-0"].rule("pull:after", "corrupt"),
-        pytest.raises(Unavailable, match="did not arrive as it was computed"),
+        pytest.raises(Unavailable, match=r"did not arrive as it was computed|gave the hand-off up"),
     ):
         stack.ask(prompt, 20)
     assert stack.ask(prompt, 20).token_ids == stack.reference(prompt, 20)
