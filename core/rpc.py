@@ -59,6 +59,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # A restarted pod is found again within two seconds, not within gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A channel to a pod's new life at the same address tries at once. Without this it would
+    # share the connection of the former life's channel, which may be in its backoff.
+    ("grpc.use_local_subchannel_pool", 1),
     # Pods talk to each other directly, whatever http_proxy says.
     ("grpc.enable_http_proxy", 0),
 )

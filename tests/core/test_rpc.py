@@ -220,3 +220,16 @@ async def test_an_error_that_comes_after_the_client_has_left_is_no_fault(method)
     call = handler.unary_unary or handler.unary_stream
     with pytest.raises(asyncio.CancelledError):
         await call(worker_pb2.AttachRequest(), ContextOfAFinishedCall())
+
+
+async def test_a_new_channel_does_not_inherit_the_backoff_of_an_old_one():
+    server = RpcServer("127.0.0.1", 0)
+    address = await server.start([])
+    await server.stop(0)
+    async with open_channel(address) as old, open_channel(address) as new:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await health_pb2_grpc.HealthStub(old).Check(health_pb2.HealthCheckRequest())
+        again = RpcServer("127.0.0.1", int(address.rsplit(":", 1)[1]))
+        await again.start([])
+        await health_pb2_grpc.HealthStub(new).Check(health_pb2.HealthCheckRequest())
+        await again.stop(0)
