@@ -26,8 +26,6 @@ def stack(tiny) -> Iterator[FaultStack]:  # type: ignore[no-untyped-def]
         yield stack
 
 
-# Slow until its rare failure (twice in one of three runs, on a busy machine) is understood.
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WORKERS)
 def test_a_request_waits_for_its_worker_to_be_started_again(stack: FaultStack, name: str) -> None:
     prompt = make_prompt(100, seed=len(name))
