@@ -61,8 +61,15 @@ def test_a_workers_restart_does_not_make_a_deadline_longer(stack: FaultStack) ->
     stack.check_recovered()
 
 
-@pytest.mark.parametrize("name", WORKERS)
-@pytest.mark.parametrize("signal", ["kill", "suspend"])
+@pytest.mark.parametrize(
+    ("name", "signal"),
+    [
+        ("prefill-0", "kill"),
+        ("decode-0", "suspend"),
+        pytest.param("prefill-0", "suspend", marks=pytest.mark.slow),
+        pytest.param("decode-0", "kill", marks=pytest.mark.slow),
+    ],
+)
 def test_without_a_worker_of_a_role_a_clear_error_comes_in_bounded_time(
     stack: FaultStack, name: str, signal: str
 ) -> None:

@@ -29,6 +29,12 @@ PHASES = [
     ("decode-0", "step"),
 ]
 in_every_phase = pytest.mark.parametrize(("worker", "point"), PHASES)
+FEW = [("prefill-0", "queued"), ("decode-0", "pull:during"), ("decode-0", "step")]
+in_few_phases = pytest.mark.parametrize(
+    ("worker", "point"),
+    [pytest.param(*phase, marks=[] if phase in FEW else [pytest.mark.slow]) for phase in PHASES],
+)
+"""In every phase in `make test-all`, since each takes seconds."""
 seeds = count()
 
 
@@ -71,12 +77,12 @@ def test_a_connection_reset_in_any_phase_frees_everything(
     stack.check_recovered()
 
 
-@in_every_phase
+@in_few_phases
 def test_a_deadline_in_any_phase_frees_everything(
     stack: FaultStack, worker: str, point: str
 ) -> None:
     with stack.faults[worker].hold(point) as fault:
-        answer = stack.begin(new_prompt(), 50, timeout_s=1.0)
+        answer = stack.begin(new_prompt(), 50, timeout_s=2.0)
         fault.wait()
         with pytest.raises(DeadlineExceeded):
             answer.result()

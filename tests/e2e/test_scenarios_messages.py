@@ -25,7 +25,7 @@ FAULTS = [
     ("before", "duplicate"),
     ("before", "delay"),
     ("after", "drop"),
-    ("after", "delay"),
+    pytest.param("after", "delay", marks=pytest.mark.slow),
 ]
 LEASE = ("--lease-s", "0.9")
 """Decode renews it every 0.3 s, so a delayed read renews at least twice."""
