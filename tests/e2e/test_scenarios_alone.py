@@ -39,6 +39,23 @@ def test_a_request_waits_for_its_worker_to_be_started_again(stack: FaultStack, n
 
 
 @pytest.mark.parametrize("name", WORKERS)
+def test_a_worker_that_restarts_at_its_address_is_met_anew(stack: FaultStack, name: str) -> None:
+    prompts = [make_prompt(64 + index, seed=len(name)) for index in range(6)]
+    for prompt in prompts:
+        stack.ask(prompt, 10)
+    stack.workers[name].kill()
+    stack.restart(name)
+    for prompt in reversed(prompts):
+        # Other blocks than before, at addresses that nobody has told the peer yet.
+        answer = stack.ask(prompt, 10)
+        assert answer.token_ids == stack.reference(prompt, 10)
+        assert answer.route.attempts == 1
+        if name == "prefill-0":
+            assert answer.route.cached_tokens == 0
+    stack.check_recovered()
+
+
+@pytest.mark.parametrize("name", WORKERS)
 def test_a_request_waits_for_its_worker_to_go_on(stack: FaultStack, name: str) -> None:
     prompt = make_prompt(110, seed=len(name))
     with stack.faults["decode-0"].hold("pull:during") as reading:

@@ -92,6 +92,35 @@ def test_a_pool_that_dead_reads_have_eaten_up_is_not_healthy(tiny) -> None:  # t
         stack.check_recovered()
 
 
+@pytest.mark.parametrize("signal", ["resume", pytest.param("kill", marks=pytest.mark.slow)])
+def test_a_read_from_a_stopped_worker_keeps_its_blocks_from_others_until_that_moves_or_dies(
+    tiny,  # type: ignore[no-untyped-def]
+    signal: str,
+) -> None:
+    # Without shared memory a read needs the owner's help, so a stopped owner stalls it.
+    env = {"UCX_TLS": "tcp,self"}
+    with fault_stack(tiny("llama"), num_prefill=2, kv_transport="nixl", env=env) as stack:
+        stack.check_recovered()
+        prompt = make_prompt(100, seed=8)
+        with stack.faults["decode-0"].hold("pull:before") as reading:
+            answer = stack.begin(prompt, 20)
+            reading.wait()
+            name = stack.exporter()
+            stack.workers[name].suspend()
+        assert answer.result().token_ids == stack.reference(prompt, 20)
+        assert answer.result().route.prefill_worker != name
+        blocks = stack.worker_status("decode-0").load.blocks
+        assert blocks.quarantined == 7
+        stack.check_right([(make_prompt(90, seed), 20) for seed in range(12)])
+        assert stack.worker_status("decode-0").load.blocks.quarantined == 7
+        getattr(stack.workers[name], signal)()
+        assert eventually(lambda: not stack.worker_status("decode-0").load.blocks.quarantined)
+        if signal == "kill":
+            stack.restart(name)
+        stack.wait_usable(name)
+        stack.check_recovered()
+
+
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 

@@ -42,9 +42,11 @@ class FaultStack(PodStack):
         run_dir: Path,
         reference: Reference,
         extra: Mapping[str, tuple[str, ...]],
+        env: Mapping[str, str],
     ) -> None:
-        """`extra`: arguments of single workers, by name."""
+        """`extra`: arguments of single workers, by name; `env`: variables of all workers."""
         self.faults: dict[str, WorkerFaults] = {}
+        self._env = env
         self._extra = extra
         self.reference = reference
         self._run_dir = run_dir
@@ -61,7 +63,7 @@ class FaultStack(PodStack):
         return replace(
             spec,
             argv=(sys.executable, "-m", "tests.faults.worker", str(path), module, *args),
-            env={**spec.env, **QUIET, "PYTHONPATH": search},
+            env={**spec.env, **QUIET, "PYTHONPATH": search, **self._env},
         )
 
     def close(self) -> None:
@@ -159,6 +161,7 @@ def fault_stack(
     *,
     extra: Mapping[str, tuple[str, ...]] | None = None,
     unfit: Collection[str] = (),
+    env: Mapping[str, str] | None = None,
     **config: Any,
 ) -> Iterator[FaultStack]:
     """A started FaultStack of the model and the reference in `served`; `config`: UpConfig.
@@ -169,7 +172,9 @@ def fault_stack(
     # Paths of unix sockets are short.
     run_dir = Path(tempfile.mkdtemp(prefix="baton-faults-"))
     settings = {"worker_args": WORKER_ARGS, "router_args": ROUTER_ARGS, **config}
-    stack = FaultStack(UpConfig(str(folder), **settings), run_dir, reference, extra or {})
+    stack = FaultStack(
+        UpConfig(str(folder), **settings), run_dir, reference, extra or {}, env or {}
+    )
     try:
         stack.start(unfit)
         yield stack
