@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.v1 import inference_pb2, types_pb2
 
@@ -19,9 +20,8 @@ MAX_TOKENS_PER_CHUNK = 2048
 """With 20 log-probabilities each they stay well under gRPC's usual limit of 4 MiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """New output of one choice."""
+class Chunk(NamedTuple):
+    """New output of one choice. Made for every token, so it is the cheapest kind of record."""
 
     choice: int
     output_index: int
@@ -49,22 +49,19 @@ class ChoiceLog:
     def __init__(self, choice: int, log: OutputLog) -> None:
         self.token_ids: list[int] = []
         self.finish_reason: types_pb2.FinishReason.ValueType = types_pb2.FINISH_REASON_UNSPECIFIED
+        self.is_finished = False
         self._choice = choice
         self._log = log
         self._texts: list[str] = []
         self._logprobs: list[types_pb2.TokenLogprobs] = []
         self._rest = ""
 
-    @property
-    def is_finished(self) -> bool:
-        return self.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED
-
     def append(
         self, token_id: int, text: str, logprobs: types_pb2.TokenLogprobs | None = None
     ) -> None:
         """Adds one token. Requests have `logprobs` for all tokens or for none."""
-        if self._log.first_token_at is None:
-            self._log.first_token_at = time.monotonic()
+        if not self.token_ids:
+            self._log.note_first_token()
         self.token_ids.append(token_id)
         self._texts.append(text)
         if logprobs is not None:
@@ -74,21 +71,27 @@ class ChoiceLog:
     def finish(self, reason: types_pb2.FinishReason.ValueType, rest: str = "") -> None:
         """No more tokens will come; `rest` is text that comes after all tokens' text."""
         self.finish_reason = reason
+        self.is_finished = True
         self._rest = rest
         self._log.notify()
 
     def since(self, num_sent: int) -> Chunk:
         """What a follower that has `num_sent` tokens gets next."""
-        end = min(len(self.token_ids), num_sent + MAX_TOKENS_PER_CHUNK)
-        is_last = self.is_finished and end == len(self.token_ids)
-        text = "".join(self._texts[num_sent:end])
+        num_tokens = len(self.token_ids)
+        end = min(num_tokens, num_sent + MAX_TOKENS_PER_CHUNK)
+        texts = self._texts[num_sent:end]
+        text = texts[0] if len(texts) == 1 else "".join(texts)
+        reason = types_pb2.FINISH_REASON_UNSPECIFIED
+        if self.is_finished and end == num_tokens:
+            text += self._rest
+            reason = self.finish_reason
         return Chunk(
-            choice=self._choice,
-            output_index=num_sent,
-            token_ids=self.token_ids[num_sent:end],
-            text=text + self._rest if is_last else text,
-            logprobs=self._logprobs[num_sent:end],
-            finish_reason=self.finish_reason if is_last else types_pb2.FINISH_REASON_UNSPECIFIED,
+            self._choice,
+            num_sent,
+            self.token_ids[num_sent:end],
+            text,
+            self._logprobs[num_sent:end] if self._logprobs else (),
+            reason,
         )
 
 
@@ -134,6 +137,11 @@ class OutputLog:
         finally:
             self._followers.discard(follower)
 
+    def note_first_token(self) -> None:
+        """A choice gets its first token; the request's first counts."""
+        if self.first_token_at is None:
+            self.first_token_at = time.monotonic()
+
     def notify(self) -> None:
         """Something new can be read."""
         for follower in self._followers:
@@ -145,9 +153,8 @@ class Follower:
 
     def __init__(self, log: OutputLog) -> None:
         self.log = log
-        self._num_sent = [0] * len(log.choices)
-        self._is_finished = [False] * len(log.choices)
-        self._next_choice = 0
+        self._open = [_Cursor(choice) for choice in log.choices]
+        """Choices of which not all was read; the first has its turn next."""
         self._waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> Chunk | None:
@@ -172,32 +179,40 @@ class Follower:
     @property
     def is_at_end(self) -> bool:
         """Whether `next` would return None at once."""
-        return self.log.outcome is not None and all(self._is_finished)
+        return not self._open and self.log.outcome is not None
 
     def wake(self) -> None:
         """Looks again for what is new."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _take(self) -> Chunk | None:
         """Of several choices with news, each gets its turn.
 
         The very last chunk waits for the outcome, so that both can travel in one message.
         """
-        choices = self.log.choices
-        has_ended = self.log.outcome is not None or self.log.error is not None
-        num_open = self._is_finished.count(False)
-        for step in range(len(choices)):
-            index = (self._next_choice + step) % len(choices)
-            choice, num_sent = choices[index], self._num_sent[index]
-            has_news = len(choice.token_ids) > num_sent or choice.is_finished
-            if not has_news or self._is_finished[index]:
+        is_last = len(self._open) == 1
+        for index, cursor in enumerate(self._open):
+            choice = cursor.choice
+            if choice.is_finished:
+                if is_last and self.log.outcome is None and self.log.error is None:
+                    continue
+            elif len(choice.token_ids) == cursor.num_sent:
                 continue
-            if choice.is_finished and num_open == 1 and not has_ended:
-                continue
-            chunk = choice.since(num_sent)
-            self._num_sent[index] += len(chunk.token_ids)
-            self._is_finished[index] = bool(chunk.finish_reason)
-            self._next_choice = index + 1
+            chunk = choice.since(cursor.num_sent)
+            cursor.num_sent += len(chunk.token_ids)
+            if chunk.finish_reason:
+                del self._open[index]
+            elif not is_last:
+                self._open.append(self._open.pop(index))
             return chunk
         return None
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """How far a follower has read one choice."""
+
+    choice: ChoiceLog
+    num_sent: int = 0

@@ -87,15 +87,19 @@ async def _messages(
     """What a client is sent; the last message tells the outcome."""
     is_first = True
     while (chunk := await follower.next()) is not None:
+        # A field that is not given costs nothing; this runs for every token.
         message = inference_pb2.GenerateResponse(
             request_id=request_id,
             text=chunk.text,
             token_ids=chunk.token_ids,
             output_index=chunk.output_index,
-            logprobs=chunk.logprobs,
-            choice=chunk.choice,
-            finish_reason=chunk.finish_reason,
         )
+        if chunk.choice:
+            message.choice = chunk.choice
+        if chunk.logprobs:
+            message.logprobs.extend(chunk.logprobs)
+        if chunk.finish_reason:
+            message.finish_reason = chunk.finish_reason
         if is_first:
             message.prompt_logprobs.extend(follower.log.prompt_logprobs)
             is_first = False
