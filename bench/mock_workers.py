@@ -20,6 +20,7 @@ from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from core.model_folder import ModelFolder, model_digest
 from core.registry import Registry, connect_redis
 from core.rpc import RpcServer, run_service, wait_for_stop_signal
+from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
 
 BLOCK_SIZE = 16
@@ -47,11 +48,7 @@ class _Outbox:
         self.changed = asyncio.Event()
 
 
-class MockWorker(
-    worker_pb2_grpc.WorkerServicer,
-    worker_pb2_grpc.PrefillServicer,
-    worker_pb2_grpc.DecodeServicer,
-):
+class MockWorker(worker_pb2_grpc.WorkerServicer):
     """One worker of either role. Prefill adds to `batch`, which decode steps."""
 
     def __init__(
@@ -61,20 +58,21 @@ class MockWorker(
         self._token_ids = token_ids
         self._batch = batch
         self._outboxes: dict[str, _Outbox] = {}
+        self._tasks = TaskSet()
 
     async def start(self) -> RpcServer:
         """Listens on a free port."""
         server = RpcServer("127.0.0.1", 0)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, server.grpc_server)
-        worker_pb2_grpc.add_PrefillServicer_to_server(self, server.grpc_server)
-        worker_pb2_grpc.add_DecodeServicer_to_server(self, server.grpc_server)
         self.record.address = await server.start([])
         return server
 
     async def Attach(
-        self, request: worker_pb2.AttachRequest, context: Any
+        self, requests: AsyncIterator[worker_pb2.RouterMessage], context: Any
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
-        outbox = self._outboxes[request.router_id] = _Outbox()
+        router_id = (await anext(requests)).attach.router_id
+        outbox = self._outboxes[router_id] = _Outbox()
+        self._tasks.start(self._read(requests))
         while True:
             outputs, outbox.outputs = outbox.outputs, []
             outbox.changed.clear()
@@ -91,27 +89,30 @@ class MockWorker(
         stats = types_pb2.BlockStats(total=NUM_BLOCKS, free=NUM_BLOCKS)
         return types_pb2.Load(running=len(self._batch), blocks=stats)
 
-    async def Abort(self, request: worker_pb2.AbortRequest, context: Any) -> worker_pb2.AbortReply:
-        was_known = self._batch.pop((request.request_id, request.attempt), None) is not None
-        return worker_pb2.AbortReply(was_known=was_known)
+    async def _read(self, requests: AsyncIterator[worker_pb2.RouterMessage]) -> None:
+        async for message in requests:
+            for assignment in message.assignments:
+                self._accept(assignment)
+            for abort in message.aborts:
+                self._batch.pop((abort.request_id, abort.attempt), None)
 
     async def GetWorkerStatus(
         self, request: worker_pb2.WorkerStatusRequest, context: Any
     ) -> worker_pb2.WorkerStatus:
         return worker_pb2.WorkerStatus(id=self.record.worker_id, load=self._load())
 
-    async def Decode(
-        self, request: worker_pb2.DecodeRequest, context: Any
-    ) -> worker_pb2.DispatchReply:
-        if not request.HasField("prefill"):
-            self._begin(request.dispatch)
-        return worker_pb2.DispatchReply()
-
-    async def Prefill(
-        self, request: worker_pb2.PrefillRequest, context: Any
-    ) -> worker_pb2.DispatchReply:
-        self._begin(request.dispatch)
-        return worker_pb2.DispatchReply()
+    def _accept(self, assignment: worker_pb2.Assignment) -> None:
+        dispatch = assignment.dispatch
+        has_partner = assignment.HasField("partner")
+        if self.record.role == types_pb2.ROLE_DECODE and has_partner:
+            self._publish(
+                dispatch.router_id,
+                worker_pb2.SequenceOutput(
+                    request_id=dispatch.request_id, attempt=dispatch.attempt, accepted=True
+                ),
+            )
+        else:
+            self._begin(dispatch)
 
     def _begin(self, dispatch: worker_pb2.Dispatch) -> None:
         """The first token goes out at once; the steps begin by repeating it, as decode does."""
@@ -130,9 +131,6 @@ class MockWorker(
         dispatch, index = running.dispatch, running.next_index
         running.next_index += 1
         is_last = running.next_index >= dispatch.sampling.max_tokens
-        outbox = self._outboxes.get(dispatch.router_id)
-        if outbox is None:
-            return True
         output = worker_pb2.SequenceOutput(
             request_id=dispatch.request_id,
             attempt=dispatch.attempt,
@@ -141,9 +139,13 @@ class MockWorker(
         )
         if is_last:
             output.finish_reason = types_pb2.FINISH_REASON_LENGTH
+        self._publish(dispatch.router_id, output)
+        return is_last
+
+    def _publish(self, router_id: str, output: worker_pb2.SequenceOutput) -> None:
+        outbox = self._outboxes[router_id]
         outbox.outputs.append(output)
         outbox.changed.set()
-        return is_last
 
 
 def _record(

@@ -13,7 +13,6 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 
@@ -22,7 +21,6 @@ from baton.v1 import (
     kv_transfer_pb2_grpc,
     types_pb2,
     worker_pb2,
-    worker_pb2_grpc,
 )
 from core.errors import BatonError, TransferError, Unavailable
 from core.hashing import block_hashes
@@ -86,11 +84,11 @@ class _Request:
             self.ended.set_exception(error)
 
 
-class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
+class DecodeService(RoleService):
     """Policy of a decode worker; the engine and the import table are its mechanism."""
 
     role = types_pb2.ROLE_DECODE
-    grpc_services = ("baton.v1.Decode", "baton.v1.KvImport")
+    grpc_services = ("baton.v1.KvImport",)
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
@@ -104,25 +102,26 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         self._requests: RequestTable[_Request] = RequestTable(host.hub, host.tasks, host.clock)
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        worker_pb2_grpc.add_DecodeServicer_to_server(self, server)
         kv_transfer_pb2_grpc.add_KvImportServicer_to_server(ImportService(self), server)
 
-    async def Decode(
-        self, request: worker_pb2.DecodeRequest, context: Any
-    ) -> worker_pb2.DispatchReply:
+    async def accept(self, assignment: worker_pb2.Assignment) -> None:
         """Takes one request in; refuses at once what could not be served."""
-        dispatch = request.dispatch
+        dispatch = assignment.dispatch
         self._host.require_ready()
-        self._host.hub.require(dispatch.router_id)
         sequence = sequence_from_dispatch(
             dispatch, self._host.identity.fingerprint, self._host.engine.max_model_len
         )
-        peer = await self._host.peers.connected(request.prefill)
+        peer = await self._host.peers.connected(assignment.partner)
         # The router may have left meanwhile, and its requests end when it leaves.
         self._host.hub.require(dispatch.router_id)
         state = _Request(dispatch, peer, sequence, self._host.settings.digest_plan())
         self._requests.start(dispatch, state, self._serve)
-        return worker_pb2.DispatchReply()
+        self._host.hub.publish(
+            dispatch.router_id,
+            worker_pb2.SequenceOutput(
+                request_id=dispatch.request_id, attempt=dispatch.attempt, accepted=True
+            ),
+        )
 
     async def _serve(self, request: _Request) -> None:
         try:

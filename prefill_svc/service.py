@@ -12,7 +12,6 @@ import asyncio
 import dataclasses
 import logging
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 
@@ -21,7 +20,6 @@ from baton.v1 import (
     kv_transfer_pb2_grpc,
     types_pb2,
     worker_pb2,
-    worker_pb2_grpc,
 )
 from core.errors import (
     BatonError,
@@ -75,11 +73,11 @@ class _Prompt:
         return self.sequence.key
 
 
-class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
+class PrefillService(RoleService):
     """Policy of a prefill worker; the engine and the export table are its mechanism."""
 
     role = types_pb2.ROLE_PREFILL
-    grpc_services = ("baton.v1.Prefill", "baton.v1.KvExport")
+    grpc_services = ("baton.v1.KvExport",)
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
@@ -101,7 +99,6 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
         self._requests: RequestTable[_Prompt] = RequestTable(host.hub, host.tasks, host.clock)
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        worker_pb2_grpc.add_PrefillServicer_to_server(self, server)
         exports = ExportService(
             self._host.identity,
             self._host.transport,
@@ -111,11 +108,9 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
         )
         kv_transfer_pb2_grpc.add_KvExportServicer_to_server(exports, server)
 
-    async def Prefill(
-        self, request: worker_pb2.PrefillRequest, context: Any
-    ) -> worker_pb2.DispatchReply:
+    async def accept(self, assignment: worker_pb2.Assignment) -> None:
         """Queues one prompt."""
-        dispatch = request.dispatch
+        dispatch, decode = assignment.dispatch, assignment.partner
         self._host.require_ready()
         self._host.hub.require(dispatch.router_id)
         sequence = sequence_from_dispatch(
@@ -125,10 +120,9 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
         # One token is all that prefill makes; `_finish_reason` knows the request's own limit.
         sequence.sampling = dataclasses.replace(sequence.sampling, max_tokens=num_outputs + 1)
         num_blocks = -(-sequence.num_tokens // self._host.engine.pool.block_size)
-        ticket = Ticket(request.decode.worker_id, sequence.num_tokens, num_blocks)
-        prompt = _Prompt(dispatch, request.decode, sequence, ticket)
+        ticket = Ticket(decode.worker_id, sequence.num_tokens, num_blocks)
+        prompt = _Prompt(dispatch, decode, sequence, ticket)
         self._requests.start(dispatch, prompt, self._serve)
-        return worker_pb2.DispatchReply()
 
     async def _serve(self, prompt: _Prompt) -> None:
         key = prompt.key

@@ -56,7 +56,6 @@ class Router:
             limits=_model_limits(folder, settings.served_model_name),
             placer=Placer(self._pool, hints, settings.load_max_age_s, rng),
             worker_wait_s=settings.worker_wait_s,
-            tasks=self._tasks,
             rng=rng,
         )
         self._table = RequestTable(generation)

@@ -1,6 +1,6 @@
 """One attempt at a request: a pair of workers is told, their outputs are taken in.
 
-    Decode(request) to D, then Prefill(request) to P  ->  outputs on both Attach streams
+    assignment to D  ->  D accepts  ->  assignment to P  ->  outputs of both
 
 D is told first, so that it knows the request when P asks it for room. Whatever ends the
 attempt early, both workers are told to drop it.
@@ -12,19 +12,15 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from baton.v1 import worker_pb2
-from core.errors import BatonError, Unreachable, from_detail, from_exception
+from core.errors import BatonError, from_detail, from_exception
 from core.logs import event
-from core.rpc import pod_errors
-from core.tasks import TaskSet
 from router.attach import WorkerLink
 from router.choice import Choice
 
 logger = logging.getLogger(__name__)
 
-_CALL_TIMEOUT_S = 10.0
 _PREFILL_REPORT_TIMEOUT_S = 0.5
 
 
@@ -62,11 +58,9 @@ class Attempt:
         dispatch: worker_pb2.Dispatch,
         placement: Placement,
         choices: Sequence[Choice],
-        tasks: TaskSet,
     ) -> None:
         self._message = dispatch
         self._placement = placement
-        self._tasks = tasks
         self._key = (dispatch.request_id, dispatch.attempt)
         self._open = dict(enumerate(choices))
         """Choices that go on, by their number in the dispatch."""
@@ -90,8 +84,8 @@ class Attempt:
         placement = self._placement
         placement.prefill.subscribe(self._key, self, placement.num_missing_tokens)
         placement.decode.subscribe(self._key, self, 0)
-        telling = self._tasks.start(self._tell())
         try:
+            self._assign(placement.decode, partner=placement.prefill)
             await self._ended
             await self._wait_for_prefill_report()
         finally:
@@ -99,7 +93,8 @@ class Attempt:
             for link in placement.links:
                 link.unsubscribe(self._key)
             if self._must_abort or self._open:
-                self._tasks.start(self._abort(telling))
+                for link in placement.links:
+                    link.abort(self._key)
 
     def on_output(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
         """Takes one worker's message; whatever is wrong with it fails the attempt."""
@@ -117,6 +112,9 @@ class Attempt:
             self._fail(error, link)
 
     def _take(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
+        if output.accepted:
+            self._tell_prefill()
+            return
         if link is self._placement.prefill:
             self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
             self._prefill_reported.set()
@@ -159,10 +157,18 @@ class Attempt:
         if len(self._open) == 1:
             self._must_abort = True
             return
-        request = worker_pb2.AbortRequest(
-            request_id=self._key[0], attempt=self._key[1], choice=number
-        )
-        self._tasks.start(self._abort_at(self._placement.decode, request))
+        self._placement.decode.abort(self._key, number)
+
+    def _tell_prefill(self) -> None:
+        """Decode knows the request: prefill may begin. A repeated assignment does no harm."""
+        if not self._ended.done():
+            self._assign(self._placement.prefill, partner=self._placement.decode)
+
+    def _assign(self, link: WorkerLink, partner: WorkerLink) -> None:
+        try:
+            link.assign(self._message, partner)
+        except BatonError as error:
+            self._fail(error, link)
 
     def _fail(self, error: BatonError, *suspects: WorkerLink) -> None:
         if not self._ended.done():
@@ -176,48 +182,3 @@ class Attempt:
                 await self._prefill_reported.wait()
         except TimeoutError:
             event(logger, logging.WARNING, "prefill_report_missing", request_id=self._key[0])
-
-    async def _tell(self) -> None:
-        prefill, decode = self._placement.links
-        await self._call(
-            decode,
-            decode.decode.Decode,
-            worker_pb2.DecodeRequest(dispatch=self._message, prefill=prefill.address),
-        )
-        if not self._ended.done():
-            await self._call(
-                prefill,
-                prefill.prefill.Prefill,
-                worker_pb2.PrefillRequest(dispatch=self._message, decode=decode.address),
-            )
-
-    async def _call(self, link: WorkerLink, method: Any, request: Any) -> None:
-        try:
-            with pod_errors(f"worker {link.worker_id}"):
-                await method(request, timeout=_CALL_TIMEOUT_S)
-        except Unreachable as error:
-            self._fail(error, link)
-        except BatonError as error:
-            # Decode refuses also when it cannot reach prefill.
-            self._fail(error, *self._placement.links)
-
-    async def _abort(self, telling: asyncio.Task[Any]) -> None:
-        """Tells both workers to drop the attempt, after they have heard of it."""
-        await asyncio.wait({telling})
-        request = worker_pb2.AbortRequest(request_id=self._key[0], attempt=self._key[1])
-        await asyncio.gather(*(self._abort_at(link, request) for link in self._placement.links))
-
-    async def _abort_at(self, link: WorkerLink, request: worker_pb2.AbortRequest) -> None:
-        try:
-            with pod_errors(f"worker {link.worker_id}"):
-                await link.worker.Abort(request, timeout=_CALL_TIMEOUT_S)
-        except BatonError as error:
-            # The stream to it is broken too then, at which the worker aborts by itself.
-            event(
-                logger,
-                logging.DEBUG,
-                "abort_not_delivered",
-                worker_id=link.worker_id,
-                request_id=request.request_id,
-                error=error.message,
-            )

@@ -20,7 +20,6 @@ from core.errors import (
 )
 from core.logs import event
 from core.sampling import choice_seed
-from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
 from router.choice import Choice
 from router.dispatch import Attempt, AttemptFailed, Placement
@@ -54,7 +53,6 @@ class Generation:
     placer: Placer
     worker_wait_s: float
     """How long a request waits in all while no worker of a role is ready."""
-    tasks: TaskSet
     rng: random.Random
 
     def current_limits(self) -> ModelLimits:
@@ -197,7 +195,7 @@ class RequestRun:
         self._route.decode_worker = placement.decode.worker_id
         self._route.attempts += 1
         dispatch = self._dispatch(resolved, branch)
-        attempt = Attempt(dispatch, placement, branch.choices, self._shared.tasks)
+        attempt = Attempt(dispatch, placement, branch.choices)
         try:
             await attempt.run()
         finally:

@@ -105,6 +105,8 @@ class Result:
     cached_tokens: int = 0
     transferred_blocks: int = 0
     was_preempted: bool = False
+    accepted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Decode has answered: it takes the dispatch, or `error` says why not."""
     first_token: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -121,17 +123,16 @@ class Pair:
         self.prefill = prefill
         self.decode = decode
         self._channels = [open_channel(w.address.address) for w in (prefill, decode)]
-        self.prefill_stub = worker_pb2_grpc.PrefillStub(self._channels[0])
-        self.decode_stub = worker_pb2_grpc.DecodeStub(self._channels[1])
         self.decode_imports = kv_transfer_pb2_grpc.KvImportStub(self._channels[1])
         self.workers = [worker_pb2_grpc.WorkerStub(channel) for channel in self._channels]
+        self._outgoing: dict[str, asyncio.Queue[worker_pb2.RouterMessage]] = {}
         self._results: dict[tuple[str, int], Result] = {}
         self._readers: list[asyncio.Task[None]] = []
 
     async def attach(self) -> None:
         ready = [asyncio.Event() for _ in self.workers]
         self._readers = [
-            asyncio.ensure_future(self._read(stub, subject.address.epoch, event))
+            asyncio.ensure_future(self._read(stub, subject.address, event))
             for stub, subject, event in zip(
                 self.workers, (self.prefill, self.decode), ready, strict=True
             )
@@ -150,15 +151,24 @@ class Pair:
             await channel.close(None)
 
     async def _read(
-        self, stub: worker_pb2_grpc.WorkerAsyncStub, epoch: int, ready: asyncio.Event
+        self,
+        stub: worker_pb2_grpc.WorkerAsyncStub,
+        address: worker_pb2.WorkerAddress,
+        ready: asyncio.Event,
     ) -> None:
-        async for message in stub.Attach(worker_pb2.AttachRequest(router_id=ROUTER, epoch=epoch)):
+        outgoing = self._outgoing[address.worker_id] = asyncio.Queue()
+        attach = worker_pb2.AttachRequest(router_id=ROUTER, epoch=address.epoch)
+        outgoing.put_nowait(worker_pb2.RouterMessage(attach=attach))
+        async for message in stub.Attach(_items_of(outgoing)):
             ready.set()
             for output in message.outputs:
                 self._note(output)
 
     def _note(self, output: worker_pb2.SequenceOutput) -> None:
         result = self._results.setdefault((output.request_id, output.attempt), Result())
+        if output.accepted:
+            result.accepted.set()
+            return
         for offset, token in enumerate(output.token_ids):
             index = output.output_index + offset
             assert result.tokens.setdefault(index, token) == token
@@ -167,6 +177,7 @@ class Pair:
         result.transferred_blocks = max(result.transferred_blocks, output.transferred_blocks)
         if output.HasField("error"):
             result.error = from_detail(output.error)
+            result.accepted.set()
         result.finish_reason = output.finish_reason or result.finish_reason
         result.was_preempted |= output.preempted
         if result.error is not None or result.finish_reason or result.was_preempted:
@@ -186,16 +197,23 @@ class Pair:
             **{"attempt": 1, **fields},  # type: ignore[arg-type]
         )
 
+    def assign(self, to: Worker, dispatch: worker_pb2.Dispatch) -> None:
+        """Tells one worker of its part."""
+        partner = self.prefill if to is self.decode else self.decode
+        assignment = worker_pb2.Assignment(dispatch=dispatch, partner=partner.address)
+        message = worker_pb2.RouterMessage(assignments=[assignment])
+        self._outgoing[to.address.worker_id].put_nowait(message)
+
     async def send(self, dispatch: worker_pb2.Dispatch) -> Result:
-        """Dispatches to both workers, decode first."""
+        """Dispatches to both workers, decode first. Raises what decode refuses with."""
         key = (dispatch.request_id, dispatch.attempt)
         result = self._results[key] = Result()
-        await self.decode_stub.Decode(
-            worker_pb2.DecodeRequest(dispatch=dispatch, prefill=self.prefill.address)
-        )
-        await self.prefill_stub.Prefill(
-            worker_pb2.PrefillRequest(dispatch=dispatch, decode=self.decode.address)
-        )
+        self.assign(self.decode, dispatch)
+        async with asyncio.timeout(60):
+            await result.accepted.wait()
+        if result.error is not None:
+            raise result.error
+        self.assign(self.prefill, dispatch)
         return result
 
     async def generate(self, prompt: list[int], name: str, **fields: object) -> Result:
@@ -205,9 +223,12 @@ class Pair:
             await result.ended.wait()
         return result
 
-    async def abort(self, name: str, attempt: int = 1) -> None:
+    def abort(self, name: str, attempt: int = 1) -> None:
+        """Tells both workers to drop an attempt."""
         request = worker_pb2.AbortRequest(request_id=name, attempt=attempt)
-        await asyncio.gather(*(stub.Abort(request) for stub in self.workers))
+        message = worker_pb2.RouterMessage(aborts=[request])
+        for outgoing in self._outgoing.values():
+            outgoing.put_nowait(message)
 
     async def until_idle(self, timeout_s: float = 10.0) -> None:
         """Waits until both workers hold nothing for anybody; fails after `timeout_s`."""
@@ -224,6 +245,13 @@ class Pair:
         while self.decode.load.running == 0:
             assert time.monotonic() < deadline, f"nothing runs: {self.decode.load}"
             await asyncio.sleep(0.001)
+
+
+async def _items_of(
+    outgoing: asyncio.Queue[worker_pb2.RouterMessage],
+) -> AsyncIterator[worker_pb2.RouterMessage]:
+    while True:
+        yield await outgoing.get()
 
 
 def is_idle(subject: Worker) -> bool:

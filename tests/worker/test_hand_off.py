@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -122,7 +123,8 @@ async def test_an_abort_at_any_time_frees_everything(
     async with pair(folder, transport) as both:
         await asyncio.gather(*(_start_long(both, f"r{i}") for i in range(4)))
         await asyncio.sleep(delay_s)
-        await asyncio.gather(*(both.abort(f"r{i}") for i in range(4)))
+        for i in range(4):
+            both.abort(f"r{i}")
         await both.until_idle()
         prompt = make_prompt(40)
         assert (await both.generate(prompt, "next")).output == expected(prompt)
@@ -132,8 +134,8 @@ async def test_an_abort_of_an_unknown_request_is_harmless_and_refuses_it_later(
     folder: Path,
 ) -> None:
     async with pair(folder) as both:
-        await both.abort("ghost")
-        await both.abort("ghost")
+        both.abort("ghost")
+        both.abort("ghost")
         with pytest.raises(Exception, match="aborted before it arrived"):
             await both.generate(make_prompt(5), "ghost")
 
@@ -273,13 +275,11 @@ async def test_a_repeated_dispatch_starts_nothing_twice(folder: Path, expected) 
     async with pair(folder) as both:
         prompt = make_prompt(40)
         dispatch = both.dispatch(prompt, "twice")
-        decode = worker_pb2.DecodeRequest(dispatch=dispatch, prefill=both.prefill.address)
-        prefill = worker_pb2.PrefillRequest(dispatch=dispatch, decode=both.decode.address)
         result = await both.send(dispatch)
-        await both.decode_stub.Decode(decode)
+        both.assign(both.decode, dispatch)
         await result.ended.wait()
-        await both.decode_stub.Decode(decode)
-        await both.prefill_stub.Prefill(prefill)
+        both.assign(both.decode, dispatch)
+        both.assign(both.prefill, dispatch)
         await both.until_idle()
         assert result.output == expected(prompt)
         assert result.error is None
@@ -431,7 +431,7 @@ async def test_an_abort_between_two_groups_of_layers_frees_everything(
             name = f"aborted-{delay_s}"
             await both.send(both.dispatch(make_prompt(400, int(1e4 * delay_s)), name))
             await asyncio.sleep(delay_s)
-            await both.abort(name)
+            both.abort(name)
             await both.until_idle()
         prompt = make_prompt(40)
         assert (await both.generate(prompt, "next")).output == expected(prompt)
@@ -484,9 +484,17 @@ async def test_a_worker_whose_quarantine_settles_in_time_goes_on(
         assert (await both.generate(prompt, "next")).output == expected(prompt)
 
 
+async def one_message(
+    message: worker_pb2.RouterMessage,
+) -> AsyncIterator[worker_pb2.RouterMessage]:
+    yield message
+
+
 async def test_a_router_that_means_a_former_life_cannot_attach(folder: Path) -> None:
     async with pair(folder) as both:
         request = worker_pb2.AttachRequest(router_id="late", epoch=both.decode.address.epoch - 1)
+        call = both.workers[1].Attach(one_message(worker_pb2.RouterMessage(attach=request)))
         with pytest.raises(Exception, match="is in life") as caught:
-            await both.workers[1].Attach(request).read()
+            async for _ in call:
+                pass
         assert isinstance(from_exception(caught.value), Unavailable)
