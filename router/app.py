@@ -58,7 +58,7 @@ class Router:
             worker_wait_s=settings.worker_wait_s,
             rng=rng,
         )
-        self._table = RequestTable(generation)
+        self._table = RequestTable(generation, settings.client_stall_s)
         self._server = RpcServer(settings.host, settings.port)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(self._table, generation, folder, settings.request_timeout_s),
@@ -70,6 +70,7 @@ class Router:
         address = await self._server.start([_SERVICE_NAME])
         self._tasks.start(self._pool.run())
         self._tasks.start(self._follow_readiness())
+        self._tasks.start(self._table.run())
         return address
 
     async def wait_ready(self) -> None:

@@ -112,6 +112,10 @@ class OutputLog:
     def num_followers(self) -> int:
         return len(self._followers)
 
+    def unread_s(self, now: float) -> float:
+        """For how long no follower has read although there was something; 0 without any."""
+        return min((follower.unread_s(now) for follower in self._followers), default=0.0)
+
     @property
     def num_tokens(self) -> int:
         """Output tokens of all choices."""
@@ -156,15 +160,24 @@ class Follower:
         self._open = [_Cursor(choice) for choice in log.choices]
         """Choices of which not all was read; the first has its turn next."""
         self._waiter: asyncio.Future[None] | None = None
+        self._idle_since: float | None = time.monotonic()
+
+    def unread_s(self, now: float) -> float:
+        """For how long (`time.monotonic`) the client has left unread what waits for it."""
+        if self._idle_since is None or not self._has_news():
+            return 0.0
+        return now - self._idle_since
 
     async def next(self) -> Chunk | None:
         """The next chunk; None when the request has ended well and all of it was read.
 
         Raises the request's error.
         """
+        self._idle_since = None
         while True:
             chunk = self._take()
             if chunk is not None:
+                self._idle_since = time.monotonic()
                 return chunk
             if self.log.error is not None:
                 raise self.log.error
@@ -186,6 +199,12 @@ class Follower:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def _has_news(self) -> bool:
+        return any(
+            cursor.choice.is_finished or len(cursor.choice.token_ids) > cursor.num_sent
+            for cursor in self._open
+        )
 
     def _take(self) -> Chunk | None:
         """Of several choices with news, each gets its turn.

@@ -107,8 +107,8 @@ class RequestRun:
                 await self._generate(resolved)
                 self.log.finish(self._outcome(resolved))
         except asyncio.CancelledError:
-            # Who still listens now hears it because the router stops.
-            self.log.fail(Unavailable("the router is shutting down"))
+            # Who still listens now hears it because the router stops, or did not read.
+            self.log.fail(Unavailable("the router has ended the request"))
             raise
         except TimeoutError:
             self.log.fail(DeadlineExceeded("the request's time is over"))

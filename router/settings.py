@@ -21,6 +21,9 @@ class RouterSettings(Settings):
     request_timeout_s: float = Field(
         600.0, gt=0, description="Longest life of a request; a client's own deadline is shorter"
     )
+    client_stall_s: float = Field(
+        60.0, gt=0, description="A client that reads nothing of its answer for so long is dropped"
+    )
     worker_silence_s: float = Field(
         5.0, gt=0, description="A worker that says nothing for so long counts as unreachable"
     )
