@@ -9,12 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from core.errors import TransferError
 from engine.block_pool import BlockPool
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, SequenceKey
 from kvtransfer.imports import ImportTable
+
+
+@dataclass(eq=False)
+class _Place:
+    """One sequence's place in the line."""
+
+    sequence: Sequence
+    granted: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    num_asking: int = 0
 
 
 class Room:
@@ -24,7 +36,7 @@ class Room:
         self._pool = pool
         self._scheduler = scheduler
         self._imports = imports
-        self._waiting: dict[SequenceKey, tuple[Sequence, asyncio.Future[None]]] = {}
+        self._waiting: dict[SequenceKey, _Place] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -33,38 +45,44 @@ class Room:
     async def take(self, sequence: Sequence, hashes: Callable[[], list[bytes]]) -> None:
         """Waits until the sequence has an import in the table, which then owns its blocks.
 
-        Several callers may wait for one sequence. Raises CancelledError after `withdraw`, and
-        TransferError when its import has ended: a late repetition of the question.
+        Several callers may wait for one sequence; its place in the line is lost when all of
+        them have been cancelled. Raises CancelledError after `withdraw`, and TransferError
+        when its import has ended: a late repetition of the question.
         """
         if self._imports.has_ended(sequence.key):
             raise TransferError(f"{sequence.key[0]} attempt {sequence.key[1]} had its room")
         if self._imports.get(sequence.key) is not None:
             return
-        entry = self._waiting.get(sequence.key)
-        if entry is None:
+        place = self._waiting.get(sequence.key)
+        if place is None:
             if not sequence.block_hashes:
                 sequence.block_hashes = hashes()
-            entry = (sequence, asyncio.get_running_loop().create_future())
-            self._waiting[sequence.key] = entry
+            place = self._waiting[sequence.key] = _Place(sequence)
             self.update()
-        await asyncio.shield(entry[1])
+        place.num_asking += 1
+        try:
+            await asyncio.shield(place.granted)
+        finally:
+            place.num_asking -= 1
+            if place.num_asking == 0 and self._waiting.get(sequence.key) is place:
+                self.withdraw(sequence.key)
 
     def withdraw(self, key: SequenceKey) -> None:
         """Nobody wants this room any more; nothing for an unknown key."""
-        entry = self._waiting.pop(key, None)
-        if entry is not None:
-            entry[1].cancel()
+        place = self._waiting.pop(key, None)
+        if place is not None:
+            place.granted.cancel()
             self.update()
 
     def update(self) -> None:
         """Grants from the head of the line; called whenever room may have become free."""
         while self._waiting and self._scheduler.num_preempted == 0:
             key = next(iter(self._waiting))
-            sequence, future = self._waiting[key]
-            if not self._grant(sequence):
+            place = self._waiting[key]
+            if not self._grant(place.sequence):
                 return
             del self._waiting[key]
-            future.set_result(None)
+            place.granted.set_result(None)
 
     def _grant(self, sequence: Sequence) -> bool:
         num_blocks = -(-sequence.num_tokens // self._pool.block_size)

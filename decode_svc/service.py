@@ -32,7 +32,7 @@ from engine.sequence import Sequence
 from kvtransfer.base import BlockCopy, BlockPart, Pull
 from kvtransfer.digests import DigestPlan
 from kvtransfer.imports import Announcement, ImportKey, ImportTable, PoolActions
-from kvtransfer.peers import Peer
+from kvtransfer.peers import CONTROL_TIMEOUT_S, Peer
 from kvtransfer.service import ImportService
 from worker.convert import sequence_from_dispatch, token_output
 from worker.host import RoleService, WorkerHost
@@ -40,8 +40,6 @@ from worker.requests import RequestKey, RequestTable
 
 logger = logging.getLogger(__name__)
 
-CONTROL_TIMEOUT_S = 10.0
-"""For short messages to prefill."""
 LEASE_OVER = "the lease of the exported blocks was over before the read"
 
 
@@ -69,6 +67,8 @@ class _Request:
     """Set when the sequence has finished, or to the error that ended it."""
     num_pulled: int = 0
     is_released: bool = False
+    first_damaged: int | None = None
+    """Index of the first block that differed from what prefill computed."""
 
     @property
     def key(self) -> RequestKey:
@@ -192,10 +192,11 @@ class DecodeService(RoleService):
         if actual == list(message.digests):
             return
         wrong = [i for i, a, b in zip(indices, actual, message.digests, strict=False) if a != b]
-        damaged = wrong[0] if wrong else first
+        request.first_damaged = damaged = wrong[0] if wrong else first
         # No fault when prefill has taken the blocks back, as after a cancel: it knows.
         event(logger, logging.WARNING, "block_differs", request_id=request.key[0], index=damaged)
-        await self._release(request, damaged)
+        # Before the next attempt can begin on what prefill has cached.
+        await self._give_up_export(request)
         raise TransferError(f"block {damaged} of the prompt's KV did not arrive as it was computed")
 
     async def _settle(self, key: ImportKey, pull: Pull) -> None:
@@ -204,17 +205,16 @@ class DecodeService(RoleService):
         self._imports.end_read(key, 0)
         self.on_room()
 
-    async def _release(self, request: _Request, first_damaged: int | None = None) -> bool:
+    async def _release(self, request: _Request) -> bool:
         """Tells prefill that nothing will be read any more. Whether the lease held."""
         message = kv_transfer_pb2.ReleaseRequest(
             request_id=request.key[0],
             attempt=request.key[1],
-            first_damaged_block=first_damaged,
+            first_damaged_block=request.first_damaged,
         )
-        with pod_errors(request.peer.worker_id):
-            reply: kv_transfer_pb2.ReleaseReply = await request.peer.exports.Release(
-                message, timeout=CONTROL_TIMEOUT_S
-            )
+        reply: kv_transfer_pb2.ReleaseReply = await request.peer.tell(
+            request.peer.exports.Release, message
+        )
         request.is_released = True
         return reply.lease_held
 
@@ -291,7 +291,6 @@ class DecodeService(RoleService):
 
     def announce(self, request: kv_transfer_pb2.AnnounceRequest) -> None:
         key = (request.request_id, request.attempt)
-        state = self._require(key)
         part = None
         if request.part_bytes:
             part = BlockPart(request.part_offset, request.part_bytes)
@@ -300,11 +299,13 @@ class DecodeService(RoleService):
         )
         copies = self._imports.announce(key, news)
         if copies is not None:
-            state.news.put_nowait(_News(copies, part, request))
+            self._require(key).news.put_nowait(_News(copies, part, request))
 
-    def revoke(self, key: ImportKey, error: types_pb2.ErrorDetail | None) -> None:
+    def revoke(
+        self, key: ImportKey, prefill_epoch: int, error: types_pb2.ErrorDetail | None
+    ) -> None:
         request = self._requests.get(key)
-        if request is None:
+        if request is None or request.peer.epoch != prefill_epoch:
             return
         if error is not None:
             event(logger, logging.INFO, "prefill_gave_up", request_id=key[0], code=error.code)

@@ -63,6 +63,15 @@ class Import:
 
 
 @dataclass(frozen=True)
+class _End:
+    """What is remembered of an import that is gone."""
+
+    num_announcements: int
+    """That led to its commit; 0 when it was given up."""
+    forget_at: float
+
+
+@dataclass(frozen=True)
 class PoolActions:
     """What an import does to the block pool; each takes block numbers."""
 
@@ -100,8 +109,8 @@ class ImportTable:
         self._clock = clock
         self._pool = pool
         self._imports: dict[ImportKey, Import] = {}
-        self._ended: dict[ImportKey, float] = {}
-        """Imports that are gone, and when they may be forgotten; the oldest first."""
+        self._ended: dict[ImportKey, _End] = {}
+        """Imports that are gone; the oldest first."""
 
     @property
     def num_open(self) -> int:
@@ -124,12 +133,15 @@ class ImportTable:
         return entry
 
     def announce(self, key: ImportKey, news: Announcement) -> list[BlockCopy] | None:
-        """What has to be read now; None for a repeated announcement.
+        """What has to be read now; None for a repeated announcement, also after the commit.
 
-        Raises TransferError for an unknown, ended or skipped one, and InvalidArgument
+        Raises TransferError for an unknown, given up or skipped one, and InvalidArgument
         for blocks that were not granted; both change nothing.
         """
         entry = self._imports.get(key)
+        ended = self._ended.get(key)
+        if ended is not None and news.sequence < ended.num_announcements:
+            return None
         if entry is None or entry.state is ImportState.ABORTING:
             raise TransferError(f"no import is open for {key[0]} attempt {key[1]}")
         if news.sequence < entry.next_sequence:
@@ -215,7 +227,7 @@ class ImportTable:
         if not lease_held:
             self.abort(key)
             return None
-        self._end(entry)
+        self._end(entry, entry.next_sequence)
         return entry.block_table
 
     def abort(self, key: ImportKey) -> None:
@@ -243,9 +255,9 @@ class ImportTable:
             self.abort(key)
         return silent
 
-    def _end(self, entry: Import) -> None:
+    def _end(self, entry: Import, num_announcements: int = 0) -> None:
         del self._imports[entry.key]
         now = self._clock()
-        while self._ended and next(iter(self._ended.values())) < now:
+        while self._ended and next(iter(self._ended.values())).forget_at < now:
             del self._ended[next(iter(self._ended))]
-        self._ended[entry.key] = now + self._timeout_s
+        self._ended[entry.key] = _End(num_announcements, now + self._timeout_s)

@@ -26,6 +26,7 @@ from core.errors import (
     InternalError,
     TransferError,
     Unavailable,
+    Unreachable,
     from_exception,
     to_detail,
 )
@@ -49,8 +50,6 @@ logger = logging.getLogger(__name__)
 
 STEPS_AHEAD = 2
 """Steps' worth of prompts that may hold a grant before they are computed."""
-CONTROL_TIMEOUT_S = 10.0
-"""For short messages to decode."""
 
 
 @dataclass(eq=False)
@@ -67,6 +66,8 @@ class _Prompt:
     link: LinkEstimate | None = None
     """What decode has measured of the way to it."""
     is_known_to_decode: bool = False
+    is_released: bool = False
+    """Decode has read everything under the lease: from now on it needs nothing from here."""
 
     @property
     def key(self) -> RequestKey:
@@ -135,7 +136,7 @@ class PrefillService(RoleService):
             await self._hand_off(prompt, grant)
         except BaseException as error:
             self._exports.revoke(key)
-            if prompt.is_known_to_decode:
+            if prompt.is_known_to_decode and not prompt.is_released:
                 self._host.tasks.start(self._revoke_at_decode(prompt, error))
             raise
         finally:
@@ -180,11 +181,18 @@ class PrefillService(RoleService):
                 news.is_last = True
                 if not self._exports.announced(prompt.key):
                     raise TransferError("decode gave the hand-off up")
-            assert prompt.peer is not None
-            with pod_errors(prompt.peer.worker_id):
-                await prompt.peer.imports.Announce(news, timeout=CONTROL_TIMEOUT_S)
+            await self._announce(prompt, news)
             if news.is_last:
                 return
+
+    async def _announce(self, prompt: _Prompt, news: kv_transfer_pb2.AnnounceRequest) -> None:
+        """Raises unless decode has heard it: it says so, or has already released everything."""
+        assert prompt.peer is not None
+        try:
+            await prompt.peer.tell(prompt.peer.imports.Announce, news)
+        except Unreachable:
+            if not prompt.is_released:
+                raise
 
     async def _announcement(
         self, prompt: _Prompt, piece: Piece, plan: DigestPlan
@@ -204,12 +212,15 @@ class PrefillService(RoleService):
 
     async def _revoke_at_decode(self, prompt: _Prompt, error: BaseException | None) -> None:
         assert prompt.peer is not None
-        request = kv_transfer_pb2.RevokeRequest(request_id=prompt.key[0], attempt=prompt.key[1])
+        request = kv_transfer_pb2.RevokeRequest(
+            request_id=prompt.key[0],
+            attempt=prompt.key[1],
+            prefill_epoch=self._host.identity.epoch,
+        )
         if error is not None:
             request.error.CopyFrom(_reason(error))
         try:
-            with pod_errors(prompt.peer.worker_id):
-                await prompt.peer.imports.Revoke(request, timeout=CONTROL_TIMEOUT_S)
+            await prompt.peer.tell(prompt.peer.imports.Revoke, request)
         except BatonError as failure:
             event(logger, logging.DEBUG, "revoke_failed", error=failure)
 
@@ -305,7 +316,10 @@ class PrefillService(RoleService):
         self._requests.abort_router(router_id)
 
     def _on_released(self, key: ExportKey, lease_held: bool) -> None:
-        if not lease_held and self._requests.get(key) is not None:
+        prompt = self._requests.get(key)
+        if prompt is not None and lease_held:
+            prompt.is_released = True
+        elif prompt is not None and not prompt.is_released:
             # Not silently: the revocation that follows may reach decode before decode has
             # told the router why.
             self._requests.fail(key, TransferError("decode gave the hand-off up"))

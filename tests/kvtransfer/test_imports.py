@@ -160,6 +160,23 @@ def test_an_announcement_for_an_unknown_attempt_is_refused(bench: Bench) -> None
         bench.table.announce(("r1", 2), Announcement(0, 1, [50], False))
 
 
+def test_an_announcement_is_acknowledged_again_after_the_commit(bench: Bench) -> None:
+    bench.read_all()
+    bench.table.begin_release(KEY)
+    bench.table.commit(KEY, lease_held=True)
+    assert bench.announce(0, 1, [50, 51, 52], is_last=True) is None
+    with pytest.raises(TransferError):
+        bench.announce(1, 4, [], is_last=True)
+
+
+def test_an_announcement_for_what_was_given_up_is_refused(bench: Bench) -> None:
+    bench.read_all()
+    bench.table.begin_release(KEY)
+    bench.table.commit(KEY, lease_held=False)
+    with pytest.raises(TransferError):
+        bench.announce(0, 1, [50, 51, 52], is_last=True)
+
+
 def test_an_abort_without_a_read_frees_at_once(bench: Bench) -> None:
     bench.table.abort(KEY)
     bench.table.abort(KEY)

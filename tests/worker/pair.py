@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from baton.v1 import kv_transfer_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from core.errors import BatonError, from_detail
 from core.rpc import RpcServer, open_channel
@@ -286,3 +288,24 @@ async def pair(
             await both.until_idle()
         finally:
             await both.close()
+
+
+def flip_a_byte_of(both: Pair, monkeypatch: pytest.MonkeyPatch, index: int) -> None:
+    """Damages the `index`-th block of every read, after it has landed."""
+    host = both.decode.host
+    memory = host.engine.kv_cache.data.view(host.engine.pool.num_blocks, -1)
+    real_pull = host.transport.pull
+
+    def damaged_pull(agent, copies, part):  # type: ignore[no-untyped-def]
+        pull = real_pull(agent, copies, part)
+        real_done = pull.done
+
+        async def done() -> None:
+            await real_done()
+            if index < len(copies):
+                memory[copies[index].destination, 3] += 1.0
+
+        pull.done = done  # type: ignore[method-assign]
+        return pull
+
+    monkeypatch.setattr(host.transport, "pull", damaged_pull)

@@ -13,20 +13,8 @@ from baton.v1 import kv_transfer_pb2, types_pb2, worker_pb2
 from core.errors import FailedPrecondition, InvalidArgument, Unavailable, from_exception
 from decode_svc.service import DecodeService
 from engine.batch import StepResult
-from tests import tiny_models
-from tests.engine.harness import make_prompt, reference_tokens
-from tests.worker.pair import Pair, pair, worker
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.build(tmp_path_factory.mktemp("models") / "llama")
-
-
-@pytest.fixture(scope="module")
-def expected():  # type: ignore[no-untyped-def]
-    model = tiny_models.random_model(tiny_models.VARIANTS["llama"])
-    return lambda prompt, num_outputs=8: reference_tokens(model, prompt, num_outputs)
+from tests.engine.harness import make_prompt
+from tests.worker.pair import Pair, flip_a_byte_of, pair, worker
 
 
 @pytest.mark.parametrize("transport", ["tcp", "nixl", "ucxx"])
@@ -308,33 +296,12 @@ async def test_a_late_question_for_room_disturbs_nobody(
         assert result.output == expected(prompt, 60)
 
 
-def _flip_a_byte_of(both: Pair, monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    """Damages the `index`-th block of every read, after it has landed."""
-    host = both.decode.host
-    memory = host.engine.kv_cache.data.view(host.engine.pool.num_blocks, -1)
-    real_pull = host.transport.pull
-
-    def damaged_pull(agent, copies, part):  # type: ignore[no-untyped-def]
-        pull = real_pull(agent, copies, part)
-        real_done = pull.done
-
-        async def done() -> None:
-            await real_done()
-            if index < len(copies):
-                memory[copies[index].destination, 3] += 1.0
-
-        pull.done = done  # type: ignore[method-assign]
-        return pull
-
-    monkeypatch.setattr(host.transport, "pull", damaged_pull)
-
-
 async def test_a_damaged_block_fails_the_attempt_and_is_forgotten_on_both_sides(
     folder: Path, expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(folder) as both:
         prompt = make_prompt(70)
-        _flip_a_byte_of(both, monkeypatch, index=2)
+        flip_a_byte_of(both, monkeypatch, index=2)
         result = await both.generate(prompt, "damaged")
         assert isinstance(result.error, Unavailable)
         assert "block 2" in result.error.message
@@ -352,7 +319,7 @@ async def test_without_verification_nobody_computes_digests(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(folder, decode={"kv_verify": "off"}) as both:
-        _flip_a_byte_of(both, monkeypatch, index=0)
+        flip_a_byte_of(both, monkeypatch, index=0)
         result = await both.generate(make_prompt(70), "unverified")
         assert result.error is None
 
@@ -361,7 +328,7 @@ async def test_sampled_verification_finds_damage_in_the_blocks_that_it_samples(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(folder, decode={"kv_verify": "sampled"}) as both:
-        _flip_a_byte_of(both, monkeypatch, index=3)
+        flip_a_byte_of(both, monkeypatch, index=3)
         # One block in eight is sampled, at an offset that each request draws.
         results = [await both.generate(make_prompt(70, seed), f"r{seed}") for seed in range(60)]
         num_found = sum(result.error is not None for result in results)

@@ -64,6 +64,29 @@ async def test_who_withdraws_leaves_no_trace_and_lets_the_next_one_in() -> None:
     assert bench.room.num_waiting == 0
 
 
+async def test_a_place_in_the_line_lasts_until_the_last_of_those_who_ask_has_left() -> None:
+    bench = Bench(8)
+    await bench.ask("a", 20)
+    askers = [await bench.ask("b", 16), await bench.ask("b", 16)]
+    await bench.ask("c", 4)
+    for asker, num_waiting in zip(askers, (2, 0), strict=True):
+        asker.cancel()
+        await asyncio.wait({asker})
+        assert bench.room.num_waiting == num_waiting
+    assert [bench.is_granted(n) for n in "bc"] == [False, True]
+
+
+async def test_who_has_left_may_ask_again_behind_the_others() -> None:
+    bench = Bench(8)
+    await bench.ask("a", 20)
+    (await bench.ask("b", 12)).cancel()
+    await bench.ask("c", 20)
+    await bench.ask("b", 12)
+    bench.imports.abort(("a", 1))
+    bench.room.update()
+    assert [bench.is_granted(n) for n in "cb"] == [True, False]
+
+
 async def test_asking_twice_gets_one_import() -> None:
     bench = Bench(8)
     await bench.ask("a", 8)
