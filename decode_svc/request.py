@@ -1,0 +1,52 @@
+"""What a decode worker keeps of one request."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from baton.v1 import kv_transfer_pb2, worker_pb2
+from engine.sequence import Sequence
+from kvtransfer.base import BlockCopy, BlockPart
+from kvtransfer.digests import DigestPlan
+from kvtransfer.peers import Peer
+from worker.requests import RequestKey
+
+
+@dataclass(frozen=True)
+class News:
+    """One announcement: what to read, and the message itself."""
+
+    copies: list[BlockCopy]
+    part: BlockPart | None
+    message: kv_transfer_pb2.AnnounceRequest
+
+
+@dataclass(eq=False)
+class Request:
+    """State of one request."""
+
+    dispatch: worker_pb2.Dispatch
+    peer: Peer
+    sequence: Sequence
+    digest_plan: DigestPlan
+    news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
+    ended: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """Set when the sequence has finished, or to the error that ended it."""
+    num_pulled: int = 0
+    is_released: bool = False
+
+    @property
+    def key(self) -> RequestKey:
+        return self.sequence.key
+
+    def end(self, error: Exception | None = None) -> None:
+        """The sequence is over. Nothing when the task was cancelled meanwhile."""
+        if self.ended.done():
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
