@@ -13,7 +13,7 @@ from core.logs import event
 from core.rpc import pod_errors
 from decode_svc.request import News, Request
 from kvtransfer.base import BlockPart, Pull
-from kvtransfer.imports import ImportKey, ImportTable
+from kvtransfer.imports import Import, ImportKey, ImportTable
 from worker.host import WorkerHost
 from worker.requests import RequestTable
 
@@ -39,10 +39,10 @@ class Reader:
         self._requests = requests
         self._on_room = on_room
 
-    async def receive(self, request: Request) -> tuple[list[int], kv_transfer_pb2.AnnounceRequest]:
+    async def receive(self, request: Request) -> tuple[Import, kv_transfer_pb2.AnnounceRequest]:
         """Reads what prefill announces until all of it is here and right.
 
-        Returns the block table, whose owner the caller is from now on, and the last
+        Returns the import, whose blocks are the caller's from now on, and the last
         announcement. Raises TransferError when the lease did not hold or a digest differs.
         """
         async with self._renewing(request):
@@ -55,10 +55,10 @@ class Reader:
                     break
             self._imports.begin_release(request.key)
             lease_held = await self._release(request)
-        block_table = self._imports.commit(request.key, lease_held)
-        if block_table is None:
+        blocks = self._imports.commit(request.key, lease_held)
+        if blocks is None:
             raise TransferError(LEASE_OVER)
-        return block_table, news.message
+        return blocks, news.message
 
     async def give_up_export(self, request: Request) -> None:
         """Tells prefill that nothing will be read any more, whatever was."""

@@ -28,22 +28,38 @@ class Request:
 
     dispatch: worker_pb2.Dispatch
     peer: Peer
-    sequence: Sequence
+    prompt: Sequence
+    """What all choices begin with; never in the engine itself."""
     digest_plan: DigestPlan
     news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
     ended: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Set when the sequence has finished, or to the error that ended it."""
+    """Set when every choice has ended, or to the error that ended them."""
+    running: dict[int, Sequence] = field(default_factory=dict)
+    """The choices in the engine, from the commit on."""
+    cancelled: set[int] = field(default_factory=set)
+    """Choices that were aborted alone, before the commit."""
+    is_committed: bool = False
     num_pulled: int = 0
     is_released: bool = False
 
     @property
     def key(self) -> RequestKey:
-        return self.sequence.key
+        return self.prompt.request_key
+
+    @property
+    def num_choices(self) -> int:
+        return max(1, self.dispatch.n)
+
+    def end_choice(self, choice: int) -> None:
+        """One of the running choices has ended, with the last of them the request."""
+        self.running.pop(choice, None)
+        if not self.running:
+            self.end()
 
     def end(self, error: Exception | None = None) -> None:
-        """The sequence is over. Nothing when the task was cancelled meanwhile."""
+        """The request is over. Nothing when the task was cancelled meanwhile."""
         if self.ended.done():
             return
         if error is None:

@@ -2,8 +2,8 @@
 
     dispatch → grant (room) → pull what prefill announces → release → commit → decode
 
-Until the commit the import owns the blocks, after it the sequence. The request's task is the
-owner of both: its `finally` frees them on every path.
+Until the commit the import owns the blocks, after it the sequences of the request's choices. The
+request's task is the owner of both: its `finally` frees them on every path.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from baton.v1 import (
 from core.errors import BatonError, TransferError, Unavailable
 from core.hashing import block_hashes
 from core.logs import event
+from decode_svc.choices import Choices, check_first_tokens
 from decode_svc.reader import Reader
 from decode_svc.request import News, Request
 from decode_svc.room import Room
@@ -56,6 +57,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         self._room = Room(pool, host.engine.scheduler, self._imports)
         self._requests: RequestTable[Request] = RequestTable(host.hub, host.tasks, host.clock)
         self._reader = Reader(host, self._imports, self._requests, self.on_room)
+        self._choices = Choices(host)
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_DecodeServicer_to_server(self, server)
@@ -68,19 +70,20 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         dispatch = request.dispatch
         self._host.require_ready()
         self._host.hub.require(dispatch.router_id)
-        sequence = sequence_from_dispatch(
+        prompt = sequence_from_dispatch(
             dispatch, self._host.identity.fingerprint, self._host.engine.max_model_len
         )
         peer = await self._host.peers.connected(request.prefill)
         # The router may have left meanwhile, and its requests end when it leaves.
         self._host.hub.require(dispatch.router_id)
-        state = Request(dispatch, peer, sequence, self._host.settings.digest_plan())
+        state = Request(dispatch, peer, prompt, self._host.settings.digest_plan())
         self._requests.start(dispatch, state, self._serve)
         return worker_pb2.DispatchReply()
 
     async def _serve(self, request: Request) -> None:
         try:
-            self._commit(request, *await self._reader.receive(request))
+            blocks, last_news = await self._reader.receive(request)
+            self._choices.start(request, blocks, last_news.first_tokens)
             await request.ended
         finally:
             self._free(request)
@@ -89,31 +92,10 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         request.ended.cancel()
         self._room.withdraw(request.key)
         self._imports.abort(request.key)
-        self._host.loop.abort(request.key)
+        self._choices.free(request)
         if not request.is_released:
             self._host.tasks.start(self._reader.give_up_export(request))
         self.on_room()
-
-    def _commit(
-        self, request: Request, block_table: list[int], news: kv_transfer_pb2.AnnounceRequest
-    ) -> None:
-        """The KV is here and right: from now on the sequence owns the blocks."""
-        sequence = request.sequence
-        sequence.num_computed_tokens = sequence.num_tokens
-        first = news.first_tokens[0]
-        sequence.output_token_ids.append(first.token_id)
-        sequence.block_table = block_table
-        self._host.loop.add_computed(sequence)
-        output = worker_pb2.SequenceOutput(
-            request_id=request.key[0],
-            attempt=request.key[1],
-            output_index=sequence.num_prior_outputs,
-            token_ids=[first.token_id],
-            transferred_blocks=request.num_pulled,
-        )
-        if first.HasField("logprobs"):
-            output.logprobs.append(first.logprobs)
-        self._host.hub.publish(request.dispatch.router_id, output)
 
     # ImportPolicy: what prefill says
 
@@ -124,7 +106,8 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         if (request.peer.epoch, self._host.identity.epoch) != (prefill_epoch, decode_epoch):
             raise Unavailable("one of the two workers has restarted since the dispatch")
         try:
-            await self._room.take(request.sequence, lambda: self._hashes(request.sequence))
+            prompt = request.prompt
+            await self._room.take(prompt, lambda: self._hashes(prompt), request.num_choices)
         except asyncio.CancelledError:
             if self._requests.get(key) is request:
                 raise
@@ -144,6 +127,8 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
     def announce(self, request: kv_transfer_pb2.AnnounceRequest) -> None:
         key = (request.request_id, request.attempt)
         state = self._require(key)
+        if request.is_last:
+            check_first_tokens(request.first_tokens, state.num_choices)
         part = None
         if request.part_bytes:
             part = BlockPart(request.part_offset, request.part_bytes)
@@ -186,21 +171,14 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
     def on_preempted(self, sequences: list[Sequence]) -> None:
         """Sends long ones back to prefill: computing them here would stall the batch."""
         for sequence in sequences:
-            request = self._requests.get(sequence.key)
-            if request is None or sequence.num_tokens <= self._host.settings.max_recompute_tokens:
-                continue
-            event(logger, logging.INFO, "preempted", request_id=sequence.request_id)
-            self._host.loop.abort(sequence.key)
-            output = worker_pb2.SequenceOutput(
-                request_id=sequence.request_id, attempt=sequence.attempt, preempted=True
-            )
-            self._host.hub.publish(request.dispatch.router_id, output)
-            request.end()
+            request = self._requests.get(sequence.request_key)
+            if request is not None:
+                self._choices.give_back(request, sequence)
 
     def on_updates(self, updates: list[SequenceUpdate]) -> None:
         """Sends every new token; all of a step travel in one message per router."""
         for update in updates:
-            request = self._requests.get(update.sequence.key)
+            request = self._requests.get(update.sequence.request_key)
             if request is None or update.token is None:
                 continue
             output = token_output(
@@ -208,10 +186,10 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
             )
             self._host.hub.publish(request.dispatch.router_id, output)
             if update.finish_reason is not None:
-                request.end()
+                request.end_choice(update.sequence.choice)
 
     def on_failed(self, sequence: Sequence, error: Exception) -> None:
-        request = self._requests.get(sequence.key)
+        request = self._requests.get(sequence.request_key)
         if request is not None:
             request.end(error)
 
@@ -219,6 +197,14 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
 
     def abort(self, key: RequestKey) -> bool:
         return self._requests.abort(key)
+
+    def abort_choice(self, key: RequestKey, choice: int) -> bool:
+        request = self._requests.get(key)
+        if request is None or not self._choices.abort(request, choice):
+            return False
+        if len(request.cancelled) == request.num_choices:
+            self._requests.abort(key)
+        return True
 
     def abort_router(self, router_id: str) -> None:
         self._requests.abort_router(router_id)
@@ -229,7 +215,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
     def _has_begun(self, request: Request) -> bool:
         """Whether blocks belong to it, or did."""
         is_importing = self._imports.get(request.key) is not None
-        return is_importing or request.sequence.num_computed_tokens > 0
+        return is_importing or any(s.num_computed_tokens > 0 for s in request.running.values())
 
     def on_room(self) -> None:
         self._room.update()

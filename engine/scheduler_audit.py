@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection
 
 from engine.block_pool import BlockPool
 from engine.sequence import Sequence
 
 
-def audit_sequences(sequences: Iterable[Sequence], pool: BlockPool) -> list[str]:
+def audit_sequences(sequences: Collection[Sequence], pool: BlockPool) -> list[str]:
     """One line for each broken rule; empty when all hold.
 
     Every block of a table is referenced at least as often as it stands in tables, and two
     sequences share a block only where they share the history of tokens that it stands for.
     """
     errors = []
+    copy_sources = Counter(s.copy_source for s in sequences if s.copy_source is not None)
     owners: dict[int, list[tuple[Sequence, int]]] = {}
     for sequence in sequences:
         if len(set(sequence.block_table)) != len(sequence.block_table):
@@ -23,11 +25,13 @@ def audit_sequences(sequences: Iterable[Sequence], pool: BlockPool) -> list[str]
             errors.append(f"{sequence.key}: computed tokens have no block")
         for index, block_id in enumerate(sequence.block_table):
             owners.setdefault(block_id, []).append((sequence, index))
-    for block_id, places in owners.items():
+    for block_id in owners.keys() | copy_sources.keys():
+        places = owners.get(block_id, [])
         num_references = pool.num_references(block_id)
-        if num_references < len(places):
+        num_owners = len(places) + copy_sources[block_id]
+        if num_references < num_owners:
             errors.append(
-                f"block {block_id}: stands in {len(places)} tables "
+                f"block {block_id}: belongs to {num_owners} sequences "
                 f"and is referenced {num_references} times"
             )
         if len(places) > 1 and len({_history(*place) for place in places}) > 1:

@@ -54,6 +54,10 @@ class RoleService(ABC, StepObserver):
         """Ends one attempt and frees what it holds. False: unknown."""
 
     @abstractmethod
+    def abort_choice(self, key: RequestKey, choice: int) -> bool:
+        """Ends one of an attempt's choices. False: unknown, or nothing of this role's."""
+
+    @abstractmethod
     def abort_router(self, router_id: str) -> None:
         """Ends everything that a router, which has left, dispatched."""
 
@@ -260,8 +264,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 yield message
 
     async def Abort(self, request: worker_pb2.AbortRequest, context: Any) -> worker_pb2.AbortReply:
-        """Ends one attempt, in whatever phase it is."""
-        was_known = self._host.service.abort((request.request_id, request.attempt))
+        """Ends one attempt or one of its choices, in whatever phase it is."""
+        key = (request.request_id, request.attempt)
+        service = self._host.service
+        if request.HasField("choice"):
+            was_known = service.abort_choice(key, request.choice)
+        else:
+            was_known = service.abort(key)
         return worker_pb2.AbortReply(was_known=was_known)
 
     async def GetWorkerStatus(
