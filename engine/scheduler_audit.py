@@ -34,13 +34,16 @@ def audit_sequences(sequences: Collection[Sequence], pool: BlockPool) -> list[st
                 f"block {block_id}: belongs to {num_owners} sequences "
                 f"and is referenced {num_references} times"
             )
-        if len(places) > 1 and len({_history(*place) for place in places}) > 1:
+        if len(places) > 1 and len({_history(*place, pool.block_size) for place in places}) > 1:
             errors.append(f"block {block_id}: shared by sequences of different tokens")
     return errors
 
 
-def _history(sequence: Sequence, index: int) -> object:
-    """What the block at `index` stands for; unique to the sequence while it has no hash."""
+def _history(sequence: Sequence, index: int, block_size: int) -> object:
+    """What the block at `index` stands for; unique to the sequence while it is not full."""
+    end = (index + 1) * block_size
+    if end > sequence.num_computed_tokens:
+        return sequence.key
     if index < len(sequence.block_hashes):
         return sequence.block_hashes[index]
-    return sequence.key
+    return (sequence.scope, *sequence.token_slice(0, end))
