@@ -4,9 +4,9 @@
         any of these → ABORTING (quarantined until the reads have settled) → gone
 
 Plain bookkeeping: no I/O, no clock of its own; blocks are numbers. An import owns one
-reference of every block in `block_table` until `commit` hands them to the sequence or an
-abort frees them. A given-up read may still write: its destination blocks are quarantined,
-without an expiry, until the transport says that it has settled.
+reference of every block in `block_table` and `spare` until `commit` hands them to the
+sequences or an abort frees them. A given-up read may still write: its destination blocks are
+quarantined, without an expiry, until the transport says that it has settled.
 
 A commit needs all three: every block is announced, every announced block is read, and prefill
 answered a question asked *after* that with "the lease held". RELEASING is that question.
@@ -43,6 +43,8 @@ class Import:
     """Leading blocks that decode's own prefix cache provided."""
     fresh: list[int]
     """Destination blocks of the reads."""
+    spare: list[int]
+    """Further blocks for whom the commit hands them to; no read writes to them."""
     expires_at: float
     state: ImportState = ImportState.GRANTED
     next_sequence: int = 0
@@ -124,11 +126,13 @@ class ImportTable:
         entry = self._imports.get(key)
         return key in self._ended if entry is None else entry.state is ImportState.ABORTING
 
-    def grant(self, key: ImportKey, held: list[int], fresh: list[int]) -> Import:
+    def grant(
+        self, key: ImportKey, held: list[int], fresh: list[int], spare: Iterable[int] = ()
+    ) -> Import:
         """Begins an import that owns these blocks. The key must be new."""
         is_new = key not in self._imports and key not in self._ended
         assert is_new, f"import {key} granted twice"
-        entry = Import(key, held, fresh, self._clock() + self._timeout_s)
+        entry = Import(key, held, fresh, list(spare), self._clock() + self._timeout_s)
         self._imports[key] = entry
         return entry
 
@@ -217,8 +221,8 @@ class ImportTable:
         assert is_complete, f"import {key} is incomplete"
         entry.state = ImportState.RELEASING
 
-    def commit(self, key: ImportKey, lease_held: bool) -> list[int] | None:
-        """Takes prefill's answer: the block table, whose owner the caller is from now on.
+    def commit(self, key: ImportKey, lease_held: bool) -> Import | None:
+        """Takes prefill's answer: the import, whose blocks are the caller's from now on.
 
         None when the lease did not hold: what was read may be anything, and is given up.
         """
@@ -228,14 +232,14 @@ class ImportTable:
             self.abort(key)
             return None
         self._end(entry, entry.next_sequence)
-        return entry.block_table
+        return entry
 
     def abort(self, key: ImportKey) -> None:
         """Gives it up; idempotent, and nothing for an unknown key."""
         entry = self._imports.get(key)
         if entry is None or entry.state is ImportState.ABORTING:
             return
-        self._pool.release(entry.held)
+        self._pool.release([*entry.held, *entry.spare])
         if entry.num_reads == 0:
             self._end(entry)
             self._pool.release(entry.fresh)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baton.v1 import types_pb2, worker_pb2
 from core.tokenizer import Detokenizer
 from router.output_text import OutputText
@@ -29,13 +31,15 @@ class Choice:
     def is_finished(self) -> bool:
         return self._log.is_finished
 
+    def receive_prompt(self, logprobs: Sequence[types_pb2.TokenLogprobs]) -> None:
+        """Takes in the prompt's log-probabilities, all of them, before any output."""
+        self._request_log.prompt_logprobs = logprobs
+
     def receive(self, output: worker_pb2.SequenceOutput) -> None:
         """Takes tokens in; with a finish reason, or at a stop string, it is finished.
 
         Raises InternalError when tokens are missing before these.
         """
-        if output.prompt_logprobs:
-            self._request_log.prompt_logprobs = output.prompt_logprobs
         if self._text.add(output):
             self._log.finish(types_pb2.FINISH_REASON_STOP)
         elif output.finish_reason:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.v1 import worker_pb2
+from baton.v1 import types_pb2, worker_pb2
 from core.errors import BatonError, from_detail, from_exception
 from core.logs import event
 from router.attach import WorkerLink
@@ -64,12 +64,14 @@ class Attempt:
         self._key = (dispatch.request_id, dispatch.attempt)
         self._open = dict(enumerate(choices))
         """Choices that go on, by their number in the dispatch."""
+        self._first_choice = choices[0]
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._prefill_reported = asyncio.Event()
         self._held: list[worker_pb2.SequenceOutput] | None = (
             [] if dispatch.HasField("prompt_logprobs") else None
         )
-        """What decode said before prefill has, which alone knows the prompt's."""
+        """What decode said before prefill has told the prompt's log-probabilities."""
+        self._prompt_logprobs: list[types_pb2.TokenLogprobs] = []
         self._must_abort = False
         self._is_handed_off = False
         self.cached_tokens = 0
@@ -127,14 +129,29 @@ class Attempt:
         if output.HasField("error"):
             # A worker reports its partner's faults too, so both are suspects.
             self._fail(from_detail(output.error), *self._placement.links)
-        elif self._held is not None and link is self._placement.decode:
-            self._held.append(output)
+        elif self._held is not None:
+            self._hold(self._held, link, output)
         else:
             self._receive(link, output)
-            if output.prompt_logprobs and self._held is not None:
-                held, self._held = self._held, None
-                for waiting in held:
-                    self._receive(self._placement.decode, waiting)
+
+    def _hold(
+        self,
+        held: list[worker_pb2.SequenceOutput],
+        link: WorkerLink,
+        output: worker_pb2.SequenceOutput,
+    ) -> None:
+        """Until prefill's first token, which follows all of the prompt's log-probabilities."""
+        if link is self._placement.decode:
+            held.append(output)
+            return
+        self._prompt_logprobs += output.prompt_logprobs
+        if not output.token_ids:
+            return
+        self._held = None
+        self._first_choice.receive_prompt(self._prompt_logprobs)
+        self._receive(link, output)
+        for waiting in held:
+            self._receive(self._placement.decode, waiting)
 
     def _receive(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
         choice = self._open.get(output.choice)

@@ -54,8 +54,12 @@ class RoleService(ABC, StepObserver):
         """Takes one dispatch in. Raises a BatonError when it cannot be served here."""
 
     @abstractmethod
-    def abort(self, key: RequestKey) -> bool:
-        """Ends one attempt and frees what it holds. False: unknown."""
+    def abort(self, key: RequestKey) -> None:
+        """Ends one attempt and frees what it holds; also one that is still to come."""
+
+    @abstractmethod
+    def abort_choice(self, key: RequestKey, choice: int) -> None:
+        """Ends one of an attempt's choices; nothing for an unknown one."""
 
     @abstractmethod
     def abort_router(self, router_id: str) -> None:
@@ -278,10 +282,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     accepting.add(task)
                     task.add_done_callback(accepting.discard)
                 for abort in message.aborts:
-                    self._host.service.abort((abort.request_id, abort.attempt))
+                    self._abort(abort)
         finally:
             for task in accepting:
                 task.cancel()
+
+    def _abort(self, abort: worker_pb2.AbortRequest) -> None:
+        """Ends one attempt or one of its choices, in whatever phase it is."""
+        key = (abort.request_id, abort.attempt)
+        if abort.HasField("choice"):
+            self._host.service.abort_choice(key, abort.choice)
+        else:
+            self._host.service.abort(key)
 
     async def _accept(self, assignment: worker_pb2.Assignment) -> None:
         """What is refused is reported like everything that becomes of an assignment."""

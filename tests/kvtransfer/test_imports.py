@@ -62,7 +62,7 @@ def test_announced_blocks_land_behind_the_held_ones(bench: Bench) -> None:
     assert bench.announce(1, 3, [52], is_last=True) == [BlockCopy(52, 12)]
     bench.read(1)
     bench.table.begin_release(KEY)
-    assert bench.table.commit(KEY, lease_held=True) == [7, 10, 11, 12]
+    assert bench.table.commit(KEY, lease_held=True).block_table == [7, 10, 11, 12]
     assert bench.actions == []
     assert bench.table.num_open == 0
 
@@ -230,7 +230,7 @@ def test_parts_of_the_same_blocks_follow_each_other(bench: Bench) -> None:
     for num_copies in (2, 2, 2, 1):
         bench.read(num_copies)
     bench.table.begin_release(KEY)
-    assert bench.table.commit(KEY, True) == [7, 10, 11, 12]
+    assert bench.table.commit(KEY, True).block_table == [7, 10, 11, 12]
 
 
 @pytest.mark.parametrize(

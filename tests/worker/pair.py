@@ -99,9 +99,11 @@ async def worker(
 
 @dataclass
 class Result:
-    """What a router learns of one attempt."""
+    """What a router learns of one choice of an attempt."""
 
     tokens: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, types_pb2.TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: list[types_pb2.TokenLogprobs] = field(default_factory=list)
     finish_reason: types_pb2.FinishReason.ValueType = types_pb2.FINISH_REASON_UNSPECIFIED
     error: BatonError | None = None
     cached_tokens: int = 0
@@ -128,7 +130,8 @@ class Pair:
         self.decode_imports = kv_transfer_pb2_grpc.KvImportStub(self._channels[1])
         self.workers = [worker_pb2_grpc.WorkerStub(channel) for channel in self._channels]
         self._outgoing: dict[str, asyncio.Queue[worker_pb2.RouterMessage]] = {}
-        self._results: dict[tuple[str, int], Result] = {}
+        self._results: dict[tuple[str, int], list[Result]] = {}
+        """By request and attempt, for each choice."""
         self._readers: list[asyncio.Task[None]] = []
 
     async def attach(self) -> None:
@@ -167,35 +170,47 @@ class Pair:
                 self._note(output)
 
     def _note(self, output: worker_pb2.SequenceOutput) -> None:
-        result = self._results.setdefault((output.request_id, output.attempt), Result())
-        if output.accepted:
-            result.accepted.set()
+        results = self._results.setdefault((output.request_id, output.attempt), [Result()])
+        if output.accepted or output.HasField("error"):
+            for result in results:
+                result.accepted.set()
+                if output.HasField("error"):
+                    result.error = from_detail(output.error)
+                    result.ended.set()
             return
+        result = results[output.choice]
+        # Nothing comes before a prompt's own log-probabilities, not even in their place.
+        assert not (output.prompt_logprobs and result.first_token.is_set())
+        result.prompt_logprobs += output.prompt_logprobs
         for offset, token in enumerate(output.token_ids):
             index = output.output_index + offset
             assert result.tokens.setdefault(index, token) == token
             result.first_token.set()
+            if output.logprobs:
+                result.logprobs[index] = output.logprobs[offset]
         result.cached_tokens = max(result.cached_tokens, output.cached_tokens)
         result.transferred_blocks = max(result.transferred_blocks, output.transferred_blocks)
-        if output.HasField("error"):
-            result.error = from_detail(output.error)
-            result.accepted.set()
         result.finish_reason = output.finish_reason or result.finish_reason
         result.was_preempted |= output.preempted
-        if result.error is not None or result.finish_reason or result.was_preempted:
+        if result.finish_reason or result.was_preempted:
             result.ended.set()
 
     def dispatch(
-        self, prompt: list[int], name: str, max_tokens: int = 8, **fields: object
+        self,
+        prompt: list[int],
+        name: str,
+        max_tokens: int = 8,
+        sampling: dict[str, object] | None = None,
+        **fields: object,
     ) -> worker_pb2.Dispatch:
-        sampling = types_pb2.SamplingParams(
-            max_tokens=max_tokens, top_p=1.0, repetition_penalty=1.0, temperature=0.0
-        )
+        """`sampling` and `fields` override the defaults: greedy, the first attempt."""
+        defaults = {"max_tokens": max_tokens, "top_p": 1.0, "repetition_penalty": 1.0}
+        params = types_pb2.SamplingParams(**{**defaults, **(sampling or {})})  # type: ignore[arg-type]
         return worker_pb2.Dispatch(
             request_id=name,
             router_id=ROUTER,
             prompt_token_ids=prompt,
-            sampling=sampling,
+            sampling=params,
             **{"attempt": 1, **fields},  # type: ignore[arg-type]
         )
 
@@ -208,22 +223,38 @@ class Pair:
 
     async def send(self, dispatch: worker_pb2.Dispatch) -> Result:
         """Dispatches to both workers, decode first. Raises what decode refuses with."""
+        return (await self.send_choices(dispatch))[0]
+
+    async def send_choices(self, dispatch: worker_pb2.Dispatch) -> list[Result]:
+        """The same, with a result for each choice."""
+        results = await self.send_to_decode(dispatch)
+        self.assign(self.prefill, dispatch)
+        return results
+
+    async def send_to_decode(self, dispatch: worker_pb2.Dispatch) -> list[Result]:
+        """Returns when decode has taken it. Raises what it refuses with."""
         key = (dispatch.request_id, dispatch.attempt)
-        result = self._results[key] = Result()
+        results = self._results[key] = [Result() for _ in range(max(1, dispatch.n))]
         self.assign(self.decode, dispatch)
         async with asyncio.timeout(60):
-            await result.accepted.wait()
-        if result.error is not None:
-            raise result.error
-        self.assign(self.prefill, dispatch)
-        return result
+            await results[0].accepted.wait()
+        if results[0].error is not None:
+            raise results[0].error
+        return results
 
     async def generate(self, prompt: list[int], name: str, **fields: object) -> Result:
         """Sends and waits for the end."""
-        result = await self.send(self.dispatch(prompt, name, **fields))  # type: ignore[arg-type]
+        return (await self.generate_choices(prompt, name, **fields))[0]
+
+    async def generate_choices(
+        self, prompt: list[int], name: str, **fields: object
+    ) -> list[Result]:
+        """Sends and waits for the end of every choice."""
+        results = await self.send_choices(self.dispatch(prompt, name, **fields))  # type: ignore[arg-type]
         async with asyncio.timeout(60):
-            await result.ended.wait()
-        return result
+            for result in results:
+                await result.ended.wait()
+        return results
 
     def abort(self, name: str, attempt: int = 1) -> None:
         """Tells both workers to drop an attempt."""
@@ -231,6 +262,12 @@ class Pair:
         message = worker_pb2.RouterMessage(aborts=[request])
         for outgoing in self._outgoing.values():
             outgoing.put_nowait(message)
+
+    def abort_choice(self, name: str, choice: int, attempt: int = 1) -> None:
+        """Tells decode alone, as a router does."""
+        request = worker_pb2.AbortRequest(request_id=name, attempt=attempt, choice=choice)
+        message = worker_pb2.RouterMessage(aborts=[request])
+        self._outgoing[self.decode.address.worker_id].put_nowait(message)
 
     async def until_idle(self, timeout_s: float = 10.0) -> None:
         """Waits until both workers hold nothing for anybody; fails after `timeout_s`."""

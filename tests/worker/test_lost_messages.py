@@ -63,7 +63,8 @@ async def test_prefill_may_leave_before_it_hears_that_decode_has_everything(
         prompt = make_prompt(40)
         result = await both.send(both.dispatch(prompt, "once", max_tokens=300))
         await both.until_decoding()
-        assert both.prefill.host.service.abort(("once", 1))
+        assert len(both.prefill.host.service._requests) == 1  # type: ignore[attr-defined]
+        both.prefill.host.service.abort(("once", 1))
         await asyncio.wait_for(result.ended.wait(), 30)
         assert result.error is None
         assert result.output == expected(prompt, 300)

@@ -179,8 +179,8 @@ class SequenceOutput(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
-        """Prefill, with the first token of choice 0, when asked for: one entry for each
-        prompt token but the first.
+        """Prefill, when asked for, in outputs without tokens before any first token: one
+        entry for each prompt token but the first, in order.
         """
 
     def __init__(

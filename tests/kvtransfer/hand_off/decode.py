@@ -269,14 +269,14 @@ class DecodeLife(Life):
             self.fail(key)
             return
         request.is_released = True
-        block_table = self.imports.commit(key, answer)
-        assert (block_table is not None) == answer
+        blocks = self.imports.commit(key, answer)
+        assert (blocks is not None) == answer
         request.is_granted = False
-        if block_table is None:
+        if blocks is None:
             self.fail(key)
             return
         self._check_lease(request)
-        self._commit(request, block_table)
+        self._commit(request, blocks.block_table)
 
     def _check_lease(self, request: Decoding) -> None:
         """The lease must have ended unbroken, and only after everything was read."""

@@ -21,7 +21,9 @@ from tests.kvtransfer.hand_off.world import (
     Life,
     World,
 )
+from worker.first_tokens import FirstToken
 
+FIRST_TOKENS = (FirstToken(0, SampledToken(0), None),)
 LEASE = LeaseConfig(lease_s=4.0, max_lease_s=7.0, pin_s=25.0)
 
 
@@ -144,15 +146,15 @@ class PrefillLife(Life):
         content = prompt.content(request.num_computed)
         self.write(request.blocks[request.num_computed], content, range(done, num_layers))
         request.has_half_a_block = num_layers < NUM_LAYERS
-        end, token = request.num_computed + 1, None
+        end, firsts = request.num_computed + 1, ()
         if not request.has_half_a_block:
             request.num_computed = end
             self.cache(prompt, request.blocks, end)
             if end == len(prompt.words):
-                token = SampledToken(0)
+                firsts = FIRST_TOKENS
                 request.is_sequence_alive = False
                 self.pool.release(reversed(request.blocks))
-        request.progress.append(Progress(end, num_layers, token))
+        request.progress.append(Progress(end, num_layers, firsts))
         if not request.is_cancelled:
             self._announce(request)
 
@@ -177,7 +179,7 @@ class PrefillLife(Life):
         dispatch = request.dispatch
         while request.progress and request.num_unanswered < self.max_unanswered:
             progress = request.progress.popleft()
-            is_last = progress.token is not None
+            is_last = bool(progress.first_tokens)
             if is_last and dispatch.prompt.ends_at_first_token:
                 self._revoke(dispatch.key)
                 self.world.send(dispatch.decode.name, "revoke", dispatch.key, self.address.epoch)
