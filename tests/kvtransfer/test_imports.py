@@ -257,3 +257,27 @@ def test_a_part_with_a_gap_is_refused_and_changes_nothing(
 def test_the_last_announcement_completes_its_blocks(bench: Bench) -> None:
     with pytest.raises(InvalidArgument):
         bench.announce(0, 1, [50, 51, 52], is_last=True, part=(0, 30))
+
+
+@pytest.mark.parametrize("is_reading", [True, False])
+def test_spare_blocks_are_free_at_once_when_the_import_is_given_up(is_reading: bool) -> None:
+    bench = Bench()
+    bench.table.grant(KEY, held=[7], fresh=[10], spare=[20, 21])
+    if is_reading:
+        bench.announce(0, 1, [50])
+        bench.table.begin_read(KEY)
+    bench.table.abort(KEY)
+    rest = ("quarantine", [10]) if is_reading else ("release", [10])
+    assert bench.actions == [("release", [7, 20, 21]), rest]
+
+
+def test_a_commit_hands_the_spare_blocks_over_too() -> None:
+    bench = Bench()
+    bench.table.grant(KEY, held=[7], fresh=[10], spare=[20, 21])
+    bench.announce(0, 1, [50], is_last=True)
+    bench.read(1)
+    bench.table.begin_release(KEY)
+    committed = bench.table.commit(KEY, lease_held=True)
+    assert committed is not None
+    assert (committed.block_table, committed.spare) == ([7, 10], [20, 21])
+    assert bench.actions == []
