@@ -43,7 +43,7 @@ async def test_a_read_that_is_given_up_is_aborted_and_its_blocks_are_nobodys_unt
         monkeypatch.setattr(both.decode.host.transport, "pull", lambda *_: stuck)
         await both.send(both.dispatch(make_prompt(100), "stuck"))
         await asyncio.wait_for(stuck.has_begun.wait(), 30)
-        await both.abort("stuck")
+        both.abort("stuck")
         await asyncio.wait_for(stuck.is_aborted.wait(), 30)
         assert both.decode.load.blocks.quarantined == 7
         monkeypatch.undo()
