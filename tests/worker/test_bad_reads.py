@@ -38,6 +38,8 @@ class StuckPull(Pull):
 async def test_a_read_that_is_given_up_is_aborted_and_its_blocks_are_nobodys_until_it_settles(
     folder: Path, expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Nothing but the read's end may let the next one in, least of all a look every second.
+    monkeypatch.setattr("worker.host.HEARTBEAT_S", 60)
     async with pair(folder, decode={"num_gpu_blocks_override": 8}) as both:
         stuck = StuckPull()
         monkeypatch.setattr(both.decode.host.transport, "pull", lambda *_: stuck)
@@ -51,7 +53,6 @@ async def test_a_read_that_is_given_up_is_aborted_and_its_blocks_are_nobodys_unt
         waiting = await both.send(both.dispatch(prompt, "waiting"))
         await asyncio.sleep(0.1)
         assert both.decode.load.blocks.quarantined == 7
-        # What waits for room gets it as soon as there is some.
         stuck.may_settle.set()
         await asyncio.wait_for(waiting.ended.wait(), 30)
         assert waiting.output == expected(prompt)
