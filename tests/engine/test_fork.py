@@ -137,3 +137,12 @@ def test_the_audit_names_a_copy_source_without_a_reference() -> None:
     add_forked(scheduler, make_sequence("a", 6), 2)
     pool_of(scheduler).release([1])
     assert scheduler.audit() == ["block 1: belongs to 2 sequences and is referenced 1 times"]
+
+
+def test_the_audit_names_a_partial_block_that_is_shared_even_by_equal_sequences() -> None:
+    scheduler = make_scheduler()
+    first, second = add_forked(scheduler, make_sequence("a", 6), 2)
+    second.output_token_ids = list(first.output_token_ids)
+    pool_of(scheduler).acquire([1])
+    second.block_table = list(first.block_table)
+    assert scheduler.audit() == ["block 1: shared by sequences of different tokens"]

@@ -42,12 +42,12 @@ async def outputs_of_lone_ones(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("n", [2, 8])
+@pytest.mark.parametrize(("n", "lengths"), [(2, (1, 15, 16, 17, 31, 50)), (8, (16, 17))])
 async def test_choices_equal_lone_requests_around_every_block_border(
-    folder: Path, n: int, sampling: dict[str, object]
+    folder: Path, n: int, lengths: tuple[int, ...], sampling: dict[str, object]
 ) -> None:
     async with pair(folder) as both:
-        for length in (1, 15, 16, 17, 31, 32, 50):
+        for length in lengths:
             prompt = make_prompt(length)
             results = await both.generate_choices(
                 prompt, f"n{length}", max_tokens=20, n=n, sampling=sampling
@@ -69,7 +69,7 @@ async def test_choices_share_the_full_blocks_and_copy_the_partial_one(folder: Pa
         both.abort("many")
 
 
-@pytest.mark.parametrize("max_recompute_tokens", [0, 30, 1000])
+@pytest.mark.parametrize("max_recompute_tokens", [0, 1000])
 async def test_a_small_decode_pool_preempts_choices_and_each_is_still_right(
     folder: Path, max_recompute_tokens: int
 ) -> None:
@@ -78,14 +78,12 @@ async def test_a_small_decode_pool_preempts_choices_and_each_is_still_right(
         "max_recompute_tokens": max_recompute_tokens,
     }
     async with pair(folder, decode=settings) as both:
-        prompts = [make_prompt(20, seed) for seed in range(3)]
+        prompts = [make_prompt(20, seed) for seed in range(2)]
         outputs = await asyncio.gather(
-            *(generate_with_preemptions(both, p, f"r{i}", 4, 50) for i, p in enumerate(prompts))
+            *(generate_with_preemptions(both, p, f"r{i}", 4, 40) for i, p in enumerate(prompts))
         )
         for prompt, found in zip(prompts, outputs, strict=True):
-            expected = await outputs_of_lone_ones(
-                both, prompt, 4, SEEDED, max_tokens=50, attempt=1000
-            )
+            expected = await outputs_of_lone_ones(both, prompt, 4, SEEDED, max_tokens=40)
             assert found == expected
 
 
@@ -163,7 +161,7 @@ async def test_when_every_choice_ends_with_its_first_token_nothing_is_handed_off
         assert both.decode.load.blocks.cached == 0
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.003, 0.01, 0.02, 0.05, 0.2])
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.1])
 async def test_aborted_choices_end_alone_whenever_it_happens(folder: Path, delay_s: float) -> None:
     async with pair(folder) as both:
         prompt = make_prompt(40)
@@ -198,7 +196,7 @@ async def test_a_request_whose_choices_are_all_aborted_before_the_commit_ends(
         assert isinstance(results[0].error, Unavailable)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.02, 0.1])
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.05])
 async def test_an_abort_frees_all_choices(folder: Path, delay_s: float) -> None:
     async with pair(folder) as both:
         for index in range(3):
