@@ -28,6 +28,8 @@ class UpConfig:
     num_decode: int = 1
     host: str = "127.0.0.1"
     port: int = 50051
+    http_port: int | None = None
+    api_keys: Path | None = None
     served_model_name: str | None = None
     redis_url: str | None = None
     kv_transport: str = "auto"
@@ -80,6 +82,10 @@ def make_plan(config: UpConfig, run_dir: Path) -> LaunchPlan:
     router = [*shared, "--host", config.host, "--port", str(config.port)]
     if config.served_model_name is not None:
         router += ["--served-model-name", config.served_model_name]
+    if config.http_port is not None:
+        router += ["--http-port", str(config.http_port)]
+    if config.api_keys is not None:
+        router += ["--api-keys", str(config.api_keys)]
     return LaunchPlan(
         router=_service("router", "router", [*router, *config.router_args]),
         others=tuple(others),

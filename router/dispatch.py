@@ -133,7 +133,8 @@ class Attempt:
             self._held.append(output)
         else:
             self._receive(link, output)
-            if output.prompt_logprobs and self._held is not None:
+            # Of a prompt of one token there are none, so that they cannot be the sign.
+            if self._held is not None and output.choice == 0:
                 held, self._held = self._held, None
                 for waiting in held:
                     self._receive(self._placement.decode, waiting)

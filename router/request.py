@@ -22,8 +22,9 @@ from core.logs import event
 from core.sampling import choice_seed
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
-from router.choice import Choice
+from router.choice import Choice, Pace
 from router.dispatch import Attempt, AttemptFailed, Placement
+from router.metrics import RouterMetrics
 from router.outputs import Outcome, OutputLog
 from router.placement import Placer
 from router.validate import (
@@ -56,6 +57,7 @@ class Generation:
     """How long a request waits in all while no worker of a role is ready."""
     tasks: TaskSet
     rng: random.Random
+    metrics: RouterMetrics
 
     def current_limits(self) -> ModelLimits:
         """The model's limits or, if less, what the attached workers can hold."""
@@ -137,8 +139,9 @@ class RequestRun:
 
     async def _generate(self, resolved: ResolvedRequest) -> None:
         tokenizer = self._shared.tokenizer
+        pace = Pace(self._received_at, self._shared.metrics)
         choices = [
-            Choice(index, self.log, tokenizer.detokenizer(), resolved)
+            Choice(index, self.log, tokenizer.detokenizer(), resolved, pace)
             for index in range(resolved.n)
         ]
         seed = resolved.sampling.seed
