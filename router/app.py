@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
+from core.api_keys import ApiKeys, read_api_keys
 from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
 from core.registry import Registry, connect_redis
 from core.rpc import RpcServer, wait_for_stop_signal
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
-from router.api_keys import ApiKeys
 from router.http.app import HttpApi
 from router.http.server import HttpServer
 from router.metrics import RouterGauges, RouterMetrics
@@ -54,7 +54,7 @@ class Router:
 
     def __init__(self, settings: RouterSettings) -> None:
         folder = ModelFolder.load(resolve_model(settings.model))
-        keys = ApiKeys({}) if settings.api_keys is None else ApiKeys.load(settings.api_keys)
+        keys = ApiKeys(read_api_keys(settings.api_keys) if settings.api_keys else {})
         router_id = f"router-{uuid.uuid4().hex[:8]}"
         rng = random.Random()
         self._redis = connect_redis(settings.redis_url)

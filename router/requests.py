@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from baton.v1 import inference_pb2
+from core.api_keys import DEFAULT_TENANT
 from core.errors import AlreadyExists, Unavailable
-from router.api_keys import DEFAULT_TENANT
 from router.outputs import Follower
 from router.request import Generation, RequestRun
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
+from core.api_keys import ApiKeys
 from core.errors import BatonError
 from core.model_folder import ModelFolder
 from core.rpc import pod_errors
-from router.api_keys import ApiKeys
 from router.attach import WorkerLink
 from router.outputs import Follower
 from router.request import Generation

@@ -11,9 +11,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from core.api_keys import ApiKeys
 from core.chat_template import ChatMessage
 from core.errors import InvalidArgument
-from router.api_keys import ApiKeys
 from router.http.answer import answer
 from router.http.call import Call
 from router.http.errors import CLIENT_LEFT, ClientLeft, HttpError, to_http
