@@ -77,25 +77,22 @@ class AsyncBatonClient:
     ) -> AsyncCompletionStream:
         """Starts one request and returns its stream."""
         request, timeout_s = build_request(prompt, options)
-        return AsyncCompletionStream(
-            self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata), self._server
-        )
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        return AsyncCompletionStream(call, self._server)
 
     async def model(self) -> inference_pb2.ModelInfo:
         """The model that is served, and its limits."""
         try:
-            return await self._stub.GetModel(
-                inference_pb2.GetModelRequest(), metadata=self._metadata
-            )
+            request = inference_pb2.GetModelRequest()
+            return await self._stub.GetModel(request, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error, self._server) from None
 
     async def status(self, audit: bool = False) -> inference_pb2.GetStatusResponse:
         """State of every worker; `audit` also checks every block of their pools."""
         try:
-            return await self._stub.GetStatus(
-                inference_pb2.GetStatusRequest(audit=audit), metadata=self._metadata
-            )
+            request = inference_pb2.GetStatusRequest(audit=audit)
+            return await self._stub.GetStatus(request, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error, self._server) from None
 

@@ -78,23 +78,22 @@ class BatonClient:
     ) -> CompletionStream:
         """Starts one request and returns its stream."""
         request, timeout_s = build_request(prompt, options)
-        return CompletionStream(
-            self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata), self._server
-        )
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        return CompletionStream(call, self._server)
 
     def model(self) -> inference_pb2.ModelInfo:
         """The model that is served, and its limits."""
         try:
-            return self._stub.GetModel(inference_pb2.GetModelRequest(), metadata=self._metadata)
+            request = inference_pb2.GetModelRequest()
+            return self._stub.GetModel(request, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error, self._server) from None
 
     def status(self, audit: bool = False) -> inference_pb2.GetStatusResponse:
         """State of every worker; `audit` also checks every block of their pools."""
         try:
-            return self._stub.GetStatus(
-                inference_pb2.GetStatusRequest(audit=audit), metadata=self._metadata
-            )
+            request = inference_pb2.GetStatusRequest(audit=audit)
+            return self._stub.GetStatus(request, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error, self._server) from None
 

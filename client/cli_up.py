@@ -43,7 +43,8 @@ def add_command(commands: Subcommands) -> None:
         help="run a whole stack on this machine",
         description="Starts Redis, prefill and decode workers and a router, prints one line "
         "`ready grpc=HOST:PORT http=HOST:PORT prefill=N decode=M model=NAME` (http only with "
-        "--http-port) and serves until Ctrl-C, which stops everything. Without --model it serves SmolLM2-135M-Instruct, fetched once.",
+        "--http-port) and serves until Ctrl-C, which stops everything. Without --model it "
+        "serves SmolLM2-135M-Instruct, fetched once.",
     )
     parser.add_argument("--model", metavar="M", help="model folder or hub name")
     parser.add_argument("--served-model-name", metavar="NAME", help="what clients call the model")

@@ -92,7 +92,7 @@ class Router:
         self._http: HttpServer | None = None
         if settings.http_port is not None:
             api = HttpApi(self._table, generation, keys, settings.request_timeout_s)
-            app = api.asgi(settings.cors_origins)
+            app = api.asgi(settings.cors_origins.replace(",", " ").split())
             self._http = HttpServer(app, settings.host, settings.http_port)
 
     async def start(self) -> Addresses:

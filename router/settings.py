@@ -25,8 +25,9 @@ class RouterSettings(Settings):
         None,
         description="File of API keys, lines of KEY or KEY TENANT; without it all may call",
     )
-    cors_origins: list[str] = Field(
-        [], description="Origins whose web pages may call the HTTP API; * is all"
+    cors_origins: str = Field(
+        "",
+        description="Origins whose web pages may call the HTTP API, with commas between; * is all",
     )
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="Registry and prefix index")
     log_level: str = Field("INFO", pattern="(?i)^(debug|info|warning|error)$", description="Logs")

@@ -24,9 +24,9 @@ from router.http.parameters import (
     CompletionBody,
     DetokenizeBody,
     TokenizeBody,
-    parse_body,
     renamed_fields,
 )
+from router.http.parse import parse_body
 from router.request import Generation
 from router.requests import RequestTable
 
