@@ -179,7 +179,8 @@ class _Boundary:
             if scope["path"] not in _OPEN_PATHS:
                 call.tenant = self._api.keys.tenant(call.header("authorization"))
             # With "app" there, unknown paths and methods are raised and not answered.
-            await self._router({**scope, "baton.call": call, "app": self}, receive, send)
+            scope.update({"baton.call": call, "app": self})
+            await self._router(scope, receive, send)
         except ClientLeft:
             call.count(CLIENT_LEFT)
         except Exception as error:
