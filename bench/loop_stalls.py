@@ -63,7 +63,7 @@ async def _measure(model: Path, redis_url: str, num_words: int, num_prompts: int
     flags = ["--model", str(model), "--redis-url", redis_url, "--port", "0"]
     router = Router(load_settings(RouterSettings, "bench.router", flags))
     try:
-        address = await router.start()
+        address = (await router.start()).grpc
         await router.wait_ready()
         await _clients(address, requests=8, concurrency=2, tokens=4, words=num_words)
         stopwatch = Stopwatch()

@@ -6,14 +6,21 @@ import asyncio
 import random
 import sys
 import uuid
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
+from core.api_keys import ApiKeys, read_api_keys
 from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
 from core.registry import Registry, connect_redis
 from core.rpc import RpcServer, wait_for_stop_signal
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
+from router.http.app import HttpApi
+from router.http.server import HttpServer
+from router.metrics import RouterGauges, RouterMetrics
 from router.placement import Placer
 from router.prefix_hints import PrefixHints
 from router.request import Generation
@@ -27,6 +34,18 @@ _STOP_GRACE_S = 2.0
 _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
+@dataclass(frozen=True)
+class Addresses:
+    """Where a router listens, each `host:port`."""
+
+    grpc: str
+    http: str | None
+
+    def __str__(self) -> str:
+        """As in the ready line."""
+        return f"grpc={self.grpc}" + (f" http={self.http}" if self.http else "")
+
+
 class Router:
     """One router: it listens after `start` and serves once workers of both roles are there.
 
@@ -35,6 +54,7 @@ class Router:
 
     def __init__(self, settings: RouterSettings) -> None:
         folder = ModelFolder.load(resolve_model(settings.model))
+        keys = ApiKeys(read_api_keys(settings.api_keys) if settings.api_keys else {})
         router_id = f"router-{uuid.uuid4().hex[:8]}"
         rng = random.Random()
         self._redis = connect_redis(settings.redis_url)
@@ -57,21 +77,31 @@ class Router:
             placer=Placer(self._pool, hints, settings.load_max_age_s, rng),
             worker_wait_s=settings.worker_wait_s,
             rng=rng,
+            metrics=RouterMetrics(CollectorRegistry()),
         )
         self._table = RequestTable(generation, settings.client_stall_s)
+        generation.metrics.registry.register(
+            RouterGauges(lambda: self._table.num_running, self._pool)
+        )
         self._server = RpcServer(settings.host, settings.port)
         inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(self._table, generation, folder, settings.request_timeout_s),
+            InferenceService(self._table, generation, folder, keys, settings.request_timeout_s),
             self._server.grpc_server,
         )
+        self._http: HttpServer | None = None
+        if settings.http_port is not None:
+            api = HttpApi(self._table, generation, keys, settings.request_timeout_s)
+            app = api.asgi(settings.cors_origins.replace(",", " ").split())
+            self._http = HttpServer(app, settings.host, settings.http_port)
 
-    async def start(self) -> str:
-        """Listens, begins to look for workers, and returns `host:port`. Raises StartupError."""
-        address = await self._server.start([_SERVICE_NAME])
+    async def start(self) -> Addresses:
+        """Listens and begins to look for workers. Raises StartupError."""
+        grpc = await self._server.start([_SERVICE_NAME])
+        http = await self._http.start() if self._http is not None else None
         self._tasks.start(self._pool.run())
         self._tasks.start(self._follow_readiness())
         self._tasks.start(self._table.run())
-        return address
+        return Addresses(grpc, http)
 
     async def wait_ready(self) -> None:
         """Returns when a worker of each role has been attached."""
@@ -83,6 +113,8 @@ class Router:
         Workers drop this router's requests when their streams to it end.
         """
         await self._table.close()
+        if self._http is not None:
+            await self._http.stop()
         await self._server.stop(_STOP_GRACE_S)
         await self._tasks.cancel(_STOP_GRACE_S)
         await self._redis.aclose()
@@ -101,11 +133,11 @@ async def serve(settings: RouterSettings) -> None:
     stop = asyncio.get_running_loop().create_task(wait_for_stop_signal())
     router = Router(settings)
     try:
-        address = await router.start()
+        addresses = await router.start()
         ready = asyncio.get_running_loop().create_task(router.wait_ready())
         await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
-            sys.stdout.write(f"ready grpc={address}\n")
+            sys.stdout.write(f"ready {addresses}\n")
             sys.stdout.flush()
         ready.cancel()
         await stop

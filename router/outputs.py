@@ -127,8 +127,8 @@ class OutputLog:
         self.notify()
 
     def fail(self, error: Exception) -> None:
-        """Followers raise `error` after the tokens that are there."""
-        self.error = error
+        """Followers raise `error` after the tokens that are there; the first one counts."""
+        self.error = self.error or error
         self.notify()
 
     @contextmanager

@@ -21,8 +21,9 @@ from core.errors import (
 from core.logs import event
 from core.sampling import choice_seed
 from core.tokenizer import Tokenizer
-from router.choice import Choice
+from router.choice import Choice, Pace
 from router.dispatch import Attempt, AttemptFailed, Placement
+from router.metrics import RouterMetrics
 from router.outputs import Outcome, OutputLog
 from router.placement import Placer
 from router.validate import (
@@ -54,6 +55,7 @@ class Generation:
     worker_wait_s: float
     """How long a request waits in all while no worker of a role is ready."""
     rng: random.Random
+    metrics: RouterMetrics
 
     def current_limits(self) -> ModelLimits:
         """The model's limits or, if less, what the attached workers can hold."""
@@ -107,8 +109,8 @@ class RequestRun:
                 await self._generate(resolved)
                 self.log.finish(self._outcome(resolved))
         except asyncio.CancelledError:
-            # Who still listens now hears it because the router stops, or did not read.
-            self.log.fail(Unavailable("the router has ended the request"))
+            # Who still listens now hears it because the router stops.
+            self.log.fail(Unavailable("the router is shutting down"))
             raise
         except TimeoutError:
             self.log.fail(DeadlineExceeded("the request's time is over"))
@@ -135,8 +137,9 @@ class RequestRun:
 
     async def _generate(self, resolved: ResolvedRequest) -> None:
         tokenizer = self._shared.tokenizer
+        pace = Pace(self._received_at, self._shared.metrics)
         choices = [
-            Choice(index, self.log, tokenizer.detokenizer(), resolved)
+            Choice(index, self.log, tokenizer.detokenizer(), resolved, pace)
             for index in range(resolved.n)
         ]
         seed = resolved.sampling.seed

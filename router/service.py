@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
+from core.api_keys import ApiKeys
 from core.errors import BatonError
 from core.model_folder import ModelFolder
 from core.rpc import pod_errors
@@ -28,29 +29,33 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         table: RequestTable,
         shared: Generation,
         folder: ModelFolder,
+        keys: ApiKeys,
         request_timeout_s: float,
     ) -> None:
         self._table = table
         self._shared = shared
         self._folder = folder
+        self._keys = keys
         self._request_timeout_s = request_timeout_s
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        tenant = self._tenant(context)
         check_request_id(request.request_id)
         remaining_s = context.time_remaining()
         timeout_s = self._request_timeout_s
         if remaining_s is not None:
             timeout_s = min(timeout_s, remaining_s)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        with self._table.follow(request, deadline) as follower:
+        with self._table.follow(request, deadline, tenant=tenant) as follower:
             async for message in _messages(follower, request.request_id):
                 yield message
 
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Any
     ) -> inference_pb2.ModelInfo:
+        self._tenant(context)
         limits = self._shared.current_limits()
         fingerprint = self._shared.placer.pool.fingerprint or types_pb2.Fingerprint()
         return inference_pb2.ModelInfo(
@@ -66,6 +71,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def GetStatus(
         self, request: inference_pb2.GetStatusRequest, context: Any
     ) -> inference_pb2.GetStatusResponse:
+        self._tenant(context)
         pool = self._shared.placer.pool
         workers = await asyncio.gather(
             *(_worker_status(link, request.audit) for link in pool.links)
@@ -79,6 +85,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 pid=os.getpid(),
             ),
         )
+
+    def _tenant(self, context: Any) -> str:
+        """The caller's tenant. Raises Unauthenticated."""
+        metadata = dict(context.invocation_metadata() or ())
+        return self._keys.tenant(metadata.get("authorization"))
 
 
 async def _messages(

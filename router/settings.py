@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from core.settings import Settings
@@ -16,6 +18,17 @@ class RouterSettings(Settings):
     )
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
+    http_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of the OpenAI HTTP API; 0 takes a free one"
+    )
+    api_keys: Path | None = Field(
+        None,
+        description="File of API keys, lines of KEY or KEY TENANT; without it all may call",
+    )
+    cors_origins: str = Field(
+        "",
+        description="Origins whose web pages may call the HTTP API, with commas between; * is all",
+    )
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="Registry and prefix index")
     log_level: str = Field("INFO", pattern="(?i)^(debug|info|warning|error)$", description="Logs")
     request_timeout_s: float = Field(

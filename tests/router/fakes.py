@@ -20,7 +20,10 @@ HEARTBEAT_S = 0.1
 
 @dataclass
 class Script:
-    """What the workers of a test answer: `reply` to every prompt, ended by an end token."""
+    """What the workers of a test answer: `reply` to every prompt, ended by an end token.
+
+    Of several choices, number i leaves out the first i tokens of it.
+    """
 
     reply: list[int]
     num_decode_tokens: int = 1000
@@ -115,21 +118,31 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self._tasks.start(self._play(dispatch, decode))
 
     async def _play(self, dispatch: worker_pb2.Dispatch, decode: FakeWorker) -> None:
+        for choice in range(dispatch.n):
+            await self._play_choice(dispatch, decode, choice)
+
+    async def _play_choice(
+        self, dispatch: worker_pb2.Dispatch, decode: FakeWorker, choice: int
+    ) -> None:
         first = len(dispatch.output_token_ids)
-        hello = self.script_output(dispatch, first, cached_tokens=8)
+        hello = self.script_output(dispatch, first, choice, cached_tokens=8)
+        if choice == 0 and dispatch.HasField("prompt_logprobs"):
+            scored = dispatch.prompt_token_ids[1:]
+            num_top = dispatch.prompt_logprobs
+            hello.prompt_logprobs.extend(script_logprobs(item, num_top) for item in scored)
         if not self.script.decode_first or hello.finish_reason:
             self.send(dispatch, hello)
         if not hello.finish_reason:
-            decode.play_decode(dispatch, first)
+            decode.play_decode(dispatch, first, choice)
         if self.script.decode_first:
             await asyncio.sleep(0.05)
             self.send(dispatch, hello)
 
-    def play_decode(self, dispatch: worker_pb2.Dispatch, first: int) -> None:
+    def play_decode(self, dispatch: worker_pb2.Dispatch, first: int, choice: int) -> None:
         """Sends the token at `first` again and all that follow it."""
         script = self.script
         is_faulty = dispatch.attempt <= script.num_faults
-        for index in range(first, len(script.reply)):
+        for index in range(first, len(script.reply) - choice):
             if is_faulty and index - first > script.num_decode_tokens:
                 if script.preempts:
                     self.send(dispatch, worker_pb2.SequenceOutput(preempted=True))
@@ -137,24 +150,41 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     output = worker_pb2.SequenceOutput(error=to_detail(script.fault))
                     self.send(dispatch, output)
                 return
-            output = self.script_output(dispatch, index, transferred_blocks=3)
+            output = self.script_output(dispatch, index, choice, transferred_blocks=3)
             self.send(dispatch, output)
             if output.finish_reason:
                 return
 
     def script_output(
-        self, dispatch: worker_pb2.Dispatch, index: int, **fields: int
+        self, dispatch: worker_pb2.Dispatch, index: int, choice: int = 0, **fields: int
     ) -> worker_pb2.SequenceOutput:
-        token_id = self.script.reply[index]
+        token_id = self.script.reply[choice:][index]
+        logprobs = None
+        if dispatch.sampling.HasField("logprobs"):
+            logprobs = [script_logprobs(token_id, dispatch.sampling.logprobs)]
         reason = types_pb2.FINISH_REASON_UNSPECIFIED
         if token_id in dispatch.eos_token_ids:
             reason = types_pb2.FINISH_REASON_STOP
         elif index + 1 == dispatch.sampling.max_tokens:
             reason = types_pb2.FINISH_REASON_LENGTH
         return worker_pb2.SequenceOutput(
-            output_index=index, token_ids=[token_id], finish_reason=reason, **fields
+            output_index=index,
+            token_ids=[token_id],
+            finish_reason=reason,
+            logprobs=logprobs,
+            choice=choice,
+            **fields,
         )
 
     def send(self, dispatch: worker_pb2.Dispatch, output: worker_pb2.SequenceOutput) -> None:
         output.request_id, output.attempt = dispatch.request_id, dispatch.attempt
         self._outboxes[dispatch.router_id].put_nowait(output)
+
+
+def script_logprobs(token_id: int, num_top: int) -> types_pb2.TokenLogprobs:
+    """The token itself with -0.25, then the ids after it, each a half less likely."""
+    top = [
+        types_pb2.TokenLogprob(token_id=(token_id + step) % 256, logprob=-0.25 - 0.5 * step)
+        for step in range(num_top)
+    ]
+    return types_pb2.TokenLogprobs(logprob=-0.25, top=top)

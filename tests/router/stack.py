@@ -46,6 +46,7 @@ class Stack:
     script: Script
     prefills: list[FakeWorker]
     decodes: list[FakeWorker]
+    http_url: str
 
     async def ask(self, request: inference_pb2.GenerateRequest, **call) -> Answer:
         """Generates to the end. Raises the error of core.errors that the router answered."""
@@ -86,7 +87,7 @@ async def stack(
     for worker in (*prefills, *decodes):
         worker.record.fingerprint.CopyFrom(fingerprint)
         await worker.start(registry)
-    defaults = {"port": 0, "worker_poll_s": 0.05, "worker_silence_s": 1.0}
+    defaults = {"port": 0, "http_port": 0, "worker_poll_s": 0.05, "worker_silence_s": 1.0}
     router = Router(
         RouterSettings(
             model=str(write_model_folder(folder)),
@@ -94,10 +95,10 @@ async def stack(
             **(defaults | settings),
         )
     )
-    address = await router.start()
+    addresses = await router.start()
     try:
         await wait_for(lambda: all_attached(router, num_prefill, num_decode))
-        async with open_channel(address) as channel:
+        async with open_channel(addresses.grpc) as channel:
             yield Stack(
                 inference_pb2_grpc.InferenceStub(channel),
                 router,
@@ -105,6 +106,7 @@ async def stack(
                 script,
                 prefills,
                 decodes,
+                f"http://{addresses.http}",
             )
     finally:
         await router.stop()

@@ -8,6 +8,7 @@ import pytest
 from baton.v1 import inference_pb2, types_pb2
 from core.errors import (
     AlreadyExists,
+    Cancelled,
     DeadlineExceeded,
     InternalError,
     InvalidArgument,
@@ -342,4 +343,4 @@ async def test_a_request_whose_client_does_not_read_is_ended(serve):
         deadline = asyncio.get_running_loop().time() + 60
         with s.router._table.follow(prompt(), deadline) as follower:
             await wait_for(lambda: s.prefills[0].aborts and s.decodes[0].aborts)
-        assert isinstance(follower.log.error, Unavailable)
+        assert isinstance(follower.log.error, Cancelled)
