@@ -7,7 +7,7 @@ from core import prefix_index
 from core.errors import Unavailable
 from core.hashing import block_hashes
 from core.prefix_index import PrefixIndexReader, PrefixIndexWriter
-from core.registry import connect_redis
+from core.redis_client import connect_redis
 
 
 @pytest.fixture(autouse=True)
