@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from core.errors import Unavailable
 from core.logs import event
-from core.prefix_index_store import IndexStore, Life
+from core.prefix_index_store import IndexStore, Life, SlotTable
 from core.redis_client import RedisClient
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ _IDLE_CHECK_S = 5.0
 _RETRY_S = 1.0
 _TEND_INTERVAL_S = 20.0
 _BATCH_BLOCKS = 4096
+_NUM_TRIES = 4
 _MAX_BUFFERED_BLOCKS = 1 << 18
 
 
@@ -171,6 +172,7 @@ class PrefixIndexReader:
 
     def __init__(self, redis: RedisClient) -> None:
         self._store = IndexStore(redis)
+        self._table = SlotTable(b"", {})
 
     async def lookup(
         self, hashes: Sequence[bytes], candidates: Mapping[str, int]
@@ -181,5 +183,17 @@ class PrefixIndexReader:
         """
         if not hashes or not candidates:
             return dict.fromkeys(candidates, 0)
-        counts = await self._store.lookup(hashes, candidates)
-        return dict(zip(candidates, counts, strict=True))
+        for _ in range(_NUM_TRIES):
+            slots = {
+                life[0]: self._table.slots[life]
+                for life in candidates.items()
+                if life in self._table.slots
+            }
+            counts = await self._store.lookup(self._table.version, hashes, slots.values())
+            if counts is not None:
+                return {
+                    worker_id: counts.get(slots[worker_id], 0) if worker_id in slots else 0
+                    for worker_id in candidates
+                }
+            self._table = await self._store.slots()
+        raise Unavailable("the prefix index changes too fast")

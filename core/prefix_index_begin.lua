@@ -23,8 +23,9 @@ for at = 1, #entries, 2 do
     is_taken[tonumber(slot)] = true
   elseif kind == 'slot' then
     is_taken[tonumber(slot)] = true
-    local owner, its_epoch, its_generation = parse_stamp(entries[at + 1])
+    local owner, its_epoch, its_generation = string.match(entries[at + 1], '^(%S+) (%S+) (%d+)')
     if owner == worker then
+      its_epoch, its_generation = tonumber(its_epoch), tonumber(its_generation)
       if its_epoch > epoch or (its_epoch == epoch and its_generation >= generation) then
         return -1
       end
@@ -36,10 +37,9 @@ if former then retire(slots, former) end
 
 local slot = 0
 while is_taken[slot] do slot = slot + 1 end
-local life = worker .. ' ' .. ARGV[2]
 redis.call(
-  'HSET', slots, 'life ' .. life, slot, 'slot ' .. slot, life .. ' ' .. ARGV[3] .. ' 0',
-  'seen ' .. slot, now[1]
+  'HSET', slots, 'slot ' .. slot, worker .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' 0',
+  'seen ' .. slot, now[1], 'version', now[1] .. '.' .. now[2]
 )
 redis.call('EXPIRE', blocks, ARGV[4])
 redis.call('EXPIRE', slots, ARGV[4])

@@ -18,12 +18,12 @@ local function clear_bit(bitmap, slot)
   return (string.gsub(bitmap, '%z+$', ''))
 end
 
--- Puts `change(bitmap)` in the place of the bitmap of each block in `hashes`, at most 1,000.
+-- Puts `change(bitmap)` in the place of the bitmap of each block in `keys`, at most 1,000.
 -- There are few different bitmaps: `known` remembers what became of each.
-local function rewrite(key, hashes, change, known)
-  local bitmaps = redis.call('HMGET', key, unpack(hashes))
+local function rewrite(hash, keys, change, known)
+  local bitmaps = redis.call('HMGET', hash, unpack(keys))
   local set, deleted = {}, {}
-  for index, hash in ipairs(hashes) do
+  for index, block in ipairs(keys) do
     local before = bitmaps[index] or ''
     local after = known[before]
     if not after then
@@ -32,27 +32,21 @@ local function rewrite(key, hashes, change, known)
     end
     if after ~= before then
       if after == '' then
-        deleted[#deleted + 1] = hash
+        deleted[#deleted + 1] = block
       else
-        set[#set + 1] = hash
+        set[#set + 1] = block
         set[#set + 1] = after
       end
     end
   end
-  if #set > 0 then redis.call('HSET', key, unpack(set)) end
-  if #deleted > 0 then redis.call('HDEL', key, unpack(deleted)) end
-end
-
--- The worker, epoch and generation that a slot is given to; generations count lives' restarts.
-local function parse_stamp(stamp)
-  local worker, epoch, generation = string.match(stamp, '^(%S+) (%S+) (%d+)')
-  return worker, tonumber(epoch), tonumber(generation)
+  if #set > 0 then redis.call('HSET', hash, unpack(set)) end
+  if #deleted > 0 then redis.call('HDEL', hash, unpack(deleted)) end
 end
 
 -- Takes a slot from its life. It may be given away again when its bits have been scrubbed.
 local function retire(table_key, slot)
   local stamp = redis.call('HGET', table_key, 'slot ' .. slot)
-  local worker, epoch = string.match(stamp, '^(%S+) (%S+)')
-  redis.call('HDEL', table_key, 'slot ' .. slot, 'seen ' .. slot, 'life ' .. worker .. ' ' .. epoch)
-  redis.call('HSET', table_key, 'dead ' .. slot, stamp)
+  redis.call('HDEL', table_key, 'slot ' .. slot, 'seen ' .. slot)
+  local now = redis.call('TIME')
+  redis.call('HSET', table_key, 'dead ' .. slot, stamp, 'version', now[1] .. '.' .. now[2])
 end

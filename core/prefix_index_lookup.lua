@@ -1,73 +1,71 @@
--- How many leading blocks of a prompt each candidate holds.
+-- Where along a prompt's blocks the set of their holders changes.
 -- KEYS  blocks, slot table
--- ARGV  blob of 16-byte hashes, then "life <worker id> <epoch>" of each candidate
--- Returns one count for each candidate.
+-- ARGV  version of the slot table, blob of block keys, bitmap of the slots that are asked about,
+--       its length a multiple of 4
+-- Returns position, bitmap, position, bitmap, …: the slots that hold the block at that position
+-- (0: all that are asked about) and not all of them the next one. In no order. Returns nil when
+-- the version is another one.
 --
--- What a worker holds is prefix-closed, so the end of its prefix is found by bisection. Workers
--- that agree on a probe share it: a group, a bitmap in 32-bit words, is split only where
--- answers differ. All groups take a step together, in one HMGET.
-local blob = ARGV[1]
-local counts, candidate_of, everyone = {}, {}, {}
-for index, slot in ipairs(redis.call('HMGET', KEYS[2], unpack(ARGV, 2))) do
-  counts[index] = 0
-  if slot then
-    local word, mask = math.floor(slot / 32) + 1, bit.lshift(1, slot % 32)
-    for new = #everyone + 1, word do everyone[new], candidate_of[new] = 0, {} end
-    everyone[word] = bit.bor(everyone[word], mask)
-    candidate_of[word][mask] = index
-  end
-end
-local num_words = #everyone
-if num_words == 0 then return counts end
+-- What a worker holds is prefix-closed, so the holders of a later block are among those of an
+-- earlier one; where both are the same, so are all between. Other stretches are halved until
+-- the changes are found, all stretches together, in one HMGET for each step.
+if (redis.call('HGET', KEYS[2], 'version') or '') ~= ARGV[1] then return false end
+local blob, asked = ARGV[2], ARGV[3]
+local call, sub, num_words = redis.call, string.sub, #asked / 4
+local format, nobody = '<' .. string.rep('I4', num_words), string.rep('\0', #asked)
+local asked_words = { struct.unpack(format, asked) }
 
-local format, zeros = '<' .. string.rep('I4', num_words), string.rep('\0', 4 * num_words)
-local words_of = {}
-local function to_words(bitmap)
-  local words = words_of[bitmap]
-  if not words then
-    words = { struct.unpack(format, bitmap .. zeros) }
-    words_of[bitmap] = words
-  end
-  return words
-end
-
-local open = {}
--- Notes that `group` holds block `low` (0: none asked yet) and not block `high`.
-local function narrow(low, high, group, probe)
-  if high - low > 1 then
-    open[#open + 1] = { low, high, group, probe }
-    return
-  end
+-- A block's bitmap, cut to the slots that are asked about. There are few different ones.
+local known = {}
+local function cut(bitmap)
+  local words = { struct.unpack(format, bitmap .. nobody) }
   for word = 1, num_words do
-    local rest = group[word]
-    while rest ~= 0 do
-      local lowest = bit.band(rest, -rest)
-      counts[candidate_of[word][lowest]] = low
-      rest = bit.bxor(rest, lowest)
-    end
+    words[word] = struct.pack('<i4', bit.band(words[word], asked_words[word]))
   end
+  local holders = table.concat(words, '', 1, num_words)
+  known[bitmap] = holders
+  return holders
 end
 
-narrow(0, #blob / 16 + 1, everyone, 1)
-while #open > 0 do
-  local groups, hashes = open, {}
-  open = {}
-  for index, group in ipairs(groups) do
-    hashes[index] = string.sub(blob, group[4] * 16 - 15, group[4] * 16)
-  end
-  local bitmaps = redis.call('HMGET', KEYS[1], unpack(hashes))
-  for index, entry in ipairs(groups) do
-    local low, high, group, probe = entry[1], entry[2], entry[3], entry[4]
-    local words = to_words(bitmaps[index] or '')
-    local holding, lacking, any_holding, any_lacking = {}, {}, 0, 0
-    for word = 1, num_words do
-      local both = bit.band(group[word], words[word])
-      local rest = bit.bxor(group[word], both)
-      holding[word], lacking[word] = both, rest
-      any_holding, any_lacking = bit.bor(any_holding, both), bit.bor(any_lacking, rest)
+-- Four values for each stretch: a position, its block's holders, and the same of a later one.
+local stretches, num_values, changes = { 0, asked, #blob / 8 + 1, nobody }, 4, {}
+while num_values > 0 do
+  local keys, probes, num_probes = {}, {}, 0
+  for at = 1, num_values, 4 do
+    local low = stretches[at]
+    local probe = 1
+    -- Most workers hold nothing of a prompt: its first block tells.
+    if low > 0 then
+      probe = low + stretches[at + 2]
+      probe = (probe - probe % 2) / 2
     end
-    if any_holding ~= 0 then narrow(probe, high, holding, math.floor((probe + high) / 2)) end
-    if any_lacking ~= 0 then narrow(low, probe, lacking, math.floor((low + probe) / 2)) end
+    num_probes = num_probes + 1
+    probes[num_probes], keys[num_probes] = probe, sub(blob, probe * 8 - 7, probe * 8)
   end
+  local bitmaps = call('HMGET', KEYS[1], unpack(keys))
+  local halves, n = {}, 0
+  for index = 1, num_probes do
+    local at, probe, bitmap = index * 4, probes[index], bitmaps[index]
+    local holders = bitmap and (known[bitmap] or cut(bitmap)) or nobody
+    local low, low_holders = stretches[at - 3], stretches[at - 2]
+    local high, high_holders = stretches[at - 1], stretches[at]
+    if holders ~= low_holders then
+      if probe - low > 1 then
+        halves[n + 1], halves[n + 2], halves[n + 3], halves[n + 4] = low, low_holders, probe, holders
+        n = n + 4
+      else
+        changes[#changes + 1], changes[#changes + 2] = low, low_holders
+      end
+    end
+    if holders ~= high_holders then
+      if high - probe > 1 then
+        halves[n + 1], halves[n + 2], halves[n + 3], halves[n + 4] = probe, holders, high, high_holders
+        n = n + 4
+      else
+        changes[#changes + 1], changes[#changes + 2] = probe, holders
+      end
+    end
+  end
+  stretches, num_values = halves, n
 end
-return counts
+return changes

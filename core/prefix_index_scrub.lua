@@ -18,12 +18,12 @@ local function change(bitmap)
   return bitmap
 end
 local cursor, entries = unpack(redis.call('HSCAN', blocks, ARGV[1], 'COUNT', 500))
-local known, hashes = {}, {}
+local known, keys = {}, {}
 for at = 1, #entries, 2 do
-  if #entries[at] == 16 then hashes[#hashes + 1] = entries[at] end
-  if #hashes == 1000 or (at + 1 == #entries and #hashes > 0) then
-    rewrite(blocks, hashes, change, known)
-    hashes = {}
+  if #entries[at] == 8 then keys[#keys + 1] = entries[at] end
+  if #keys == 1000 or (at + 1 == #entries and #keys > 0) then
+    rewrite(blocks, keys, change, known)
+    keys = {}
   end
 end
 if cursor == '0' then

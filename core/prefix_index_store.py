@@ -1,11 +1,16 @@
 """The prefix index as Redis keeps it: two keys, and what may be done with them.
 
-    baton:{index}:blocks   HASH  block hash (16 bytes) → bitmap of the slots that hold the block
-    baton:{index}:slots    HASH  life <worker> <epoch> → slot      (lookups)
-                                 slot <n> → <worker> <epoch> <generation> <number of batches>
-                                 seen <n> → time of the last batch, dead <n> → former stamp
+    baton:{index}:blocks   HASH  first 8 bytes of a block's hash → bitmap of the slots that hold it
+    baton:{index}:slots    HASH  slot <n> → "<worker> <epoch> <generation> <number of batches>"
+                                 seen <n> → time of the last batch
+                                 dead <n> → what slot <n> was
+                                 version  → another one whenever a slot changes hands
 
 A *slot* stands for one life of a worker, or for the time between two losses of events in it.
+Both hashes have a field `index`, equal while they belong together. Half of a block's hash halves
+what a lookup sends; two of a billion blocks have one key with a probability of 3 %, and then a
+worker may be credited with a block that it does not hold.
+
 Blocks are fields of one hash and not keys of their own, since that takes less memory (no object
 header), lets scripts find them by a blob of hashes on a Redis Cluster, too (only the two keys
 are declared; both have one hash tag, so one shard has the index), and gives all of it one time
@@ -16,10 +21,11 @@ Every method is one script, atomic and one round trip. All raise Unavailable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 from core.redis_client import RedisClient, redis_errors
 
@@ -44,10 +50,30 @@ class Life:
         return f"{self.worker_id} {self.epoch} {self.generation}"
 
 
+@dataclass(frozen=True)
+class SlotTable:
+    """The slots of (worker id, epoch), as of one version."""
+
+    version: bytes
+    slots: Mapping[tuple[str, int], int]
+
+    @classmethod
+    def parse(cls, entries: Mapping[bytes, bytes]) -> SlotTable:
+        """Of the fields of the hash; an empty one has the version b""."""
+        slots = {}
+        for name, stamp in entries.items():
+            kind, _, slot = name.partition(b" ")
+            if kind == b"slot":
+                worker_id, epoch, *_ = stamp.split(b" ")
+                slots[worker_id.decode(), int(epoch)] = int(slot)
+        return cls(entries.get(b"version", b""), slots)
+
+
 class IndexStore:
     """The scripts of the index."""
 
     def __init__(self, redis: RedisClient) -> None:
+        self._redis = redis
         self._begin = _script(redis, "begin")
         self._write = _script(redis, "write")
         self._lookup = _script(redis, "lookup")
@@ -76,8 +102,8 @@ class IndexStore:
         `numbers`: of the last batch that is known to have arrived, and of this one. False, and
         nothing has changed, when the slot is not `life`'s or Redis lacks an earlier batch.
         """
-        stored = b"".join(block_hash for block_hash, is_stored in batch.items() if is_stored)
-        removed = b"".join(block_hash for block_hash, is_stored in batch.items() if not is_stored)
+        stored = _keys([block_hash for block_hash, is_stored in batch.items() if is_stored])
+        removed = _keys([block_hash for block_hash, is_stored in batch.items() if not is_stored])
         with redis_errors():
             return bool(
                 await self._write(
@@ -86,14 +112,26 @@ class IndexStore:
                 )
             )
 
-    async def lookup(self, hashes: Sequence[bytes], candidates: Mapping[str, int]) -> list[int]:
-        """For each candidate (worker id → epoch) how many leading blocks of `hashes` it holds."""
-        lives = [f"life {worker_id} {epoch}" for worker_id, epoch in candidates.items()]
+    async def slots(self) -> SlotTable:
+        """Whose each slot is now."""
         with redis_errors():
-            counts: list[int] = await self._lookup(
-                keys=[_BLOCKS_KEY, _SLOTS_KEY], args=[b"".join(hashes), *lives]
+            return SlotTable.parse(cast(dict[bytes, bytes], await self._redis.hgetall(_SLOTS_KEY)))
+
+    async def lookup(
+        self, version: bytes, hashes: Sequence[bytes], slots: Iterable[int]
+    ) -> dict[int, int] | None:
+        """How many leading blocks of `hashes` each of `slots` holds; those with none are left out.
+
+        None when the slot table has another version: the slots may be others' now.
+        """
+        asked = sum(1 << slot for slot in slots)
+        num_words = max(1, -(-asked.bit_length() // 32))
+        with redis_errors():
+            changes: list[Any] | None = await self._lookup(
+                keys=[_BLOCKS_KEY, _SLOTS_KEY],
+                args=[version, _keys(hashes), asked.to_bytes(4 * num_words, "little")],
             )
-        return counts
+        return None if changes is None else _counts(changes)
 
     async def tend(self) -> list[bytes]:
         """Retires the slots of silent workers. Returns the retired slots, as `scrub` takes them,
@@ -112,6 +150,26 @@ class IndexStore:
                 keys=[_BLOCKS_KEY, _SLOTS_KEY], args=[cursor, *retired]
             )
         return next_cursor
+
+
+def _keys(hashes: Sequence[bytes]) -> bytes:
+    """The first half of each 16-byte hash."""
+    return array("Q", b"".join(hashes))[::2].tobytes()
+
+
+def _counts(changes: Sequence[Any]) -> dict[int, int]:
+    """Slot → number of leading blocks, out of (position, bitmap of its holders) pairs."""
+    ordered = sorted(zip(changes[::2], changes[1::2], strict=True))
+    positions = [position for position, _ in ordered]
+    holders = [int.from_bytes(bitmap, "little") for _, bitmap in ordered]
+    counts: dict[int, int] = {}
+    for position, before, after in zip(positions, holders, [*holders, 0][1:], strict=True):
+        ending = before & ~after
+        while ending:
+            lowest = ending & -ending
+            counts.setdefault(lowest.bit_length() - 1, position)
+            ending ^= lowest
+    return counts
 
 
 def _script(redis: RedisClient, name: str) -> Any:

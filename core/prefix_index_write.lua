@@ -2,7 +2,7 @@
 -- KEYS  blocks, slot table
 -- ARGV  slot, "<worker id> <epoch> <generation>" that it was given to, number of the last batch
 --       known to have arrived, number of this batch, ttl in s,
---       stored hashes and removed hashes, each one blob of 16-byte hashes
+--       stored blocks and removed blocks, each one blob of their 8-byte keys
 -- Returns 1, or 0 when the slot is another's or a batch is missing: begin again.
 local blocks, slots = KEYS[1], KEYS[2]
 local slot, owner = ARGV[1], ARGV[2] .. ' '
@@ -20,12 +20,12 @@ redis.call('EXPIRE', slots, ARGV[5])
 
 local function apply(blob, change)
   local known = {}
-  for first = 1, #blob, 16000 do
-    local hashes = {}
-    for at = first, math.min(first + 15999, #blob), 16 do
-      hashes[#hashes + 1] = string.sub(blob, at, at + 15)
+  for first = 1, #blob, 8000 do
+    local keys = {}
+    for at = first, math.min(first + 7999, #blob), 8 do
+      keys[#keys + 1] = string.sub(blob, at, at + 7)
     end
-    rewrite(blocks, hashes, function(bitmap) return change(bitmap, slot) end, known)
+    rewrite(blocks, keys, function(bitmap) return change(bitmap, slot) end, known)
   end
 end
 apply(ARGV[6], set_bit)

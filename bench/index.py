@@ -1,0 +1,192 @@
+"""The prefix index in a real Redis: events, memory, lookups.
+
+fill      inserts and later evictions, in batches like those of workers, and the memory they take
+lookup    prompts held by 1 to 4 workers up to different lengths, and one prompt of which every
+          worker holds another length, which is the worst for bisection
+length    the first of them for shorter and longer prompts
+workers   for fewer and more candidates
+
+Costs are CPU time of the Redis process as it counts it itself. `receive_us` is what Redis needs
+to receive a prompt's hashes and hand them to a script that does nothing; `search_us` is the
+rest, which is the index's own. Latencies are those of one client that asks one question after
+another; of several rounds the median p50 and the median p99.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.index_load import Holdings, Publisher, Shape, Usage, redis_server
+from bench.report import Reporter, argument_parser
+from core.prefix_index import PrefixIndexReader
+from core.redis_client import RedisClient
+
+PROMPT_LENGTHS = (64, 256, 1024, 2048, 4096, 8192)
+NUM_CANDIDATES = (1, 4, 16, 64)
+LOOKUPS_PER_ROUND = 200
+
+
+@dataclass(frozen=True)
+class LookupCost:
+    """Of one lookup."""
+
+    receive_us: float
+    redis_us: float
+    p50_ms: float
+    p99_ms: float
+
+    @property
+    def search_us(self) -> float:
+        return self.redis_us - self.receive_us
+
+
+class IndexBench:
+    """One Redis, filled once."""
+
+    def __init__(
+        self, redis: RedisClient, shape: Shape, reporter: Reporter, num_rounds: int
+    ) -> None:
+        rng = random.Random(0)
+        self._redis = redis
+        self._shape = shape
+        self._reporter = reporter
+        self._num_rounds = num_rounds
+        self._publisher = Publisher(redis, shape.num_workers)
+        self._reader = PrefixIndexReader(redis)
+        self._shared = Holdings.shared_by_some(shape, rng)
+        self._different = Holdings.all_different(shape, rng)
+
+    async def run(self) -> None:
+        await self._fill()
+        await self._lookups()
+        await self._lengths()
+        await self._workers()
+        await self._evict()
+
+    async def _fill(self) -> None:
+        blocks = self._shared.of_workers(self._shape.num_workers)
+        num_unique = len(set().union(*blocks))
+        before = await Usage.read(self._redis)
+        await self._publisher.begin()
+        num_entries = await self._publisher.write(blocks, True)
+        after = await Usage.read(self._redis)
+        self._report_events("inserts", num_entries, after.cpu_us - before.cpu_us)
+        bytes_per_block = (after.memory_bytes - before.memory_bytes) / num_unique
+        self._reporter.row(section="fill", what="blocks", num=num_unique, num_bytes=bytes_per_block)
+        self._reporter.check("memory", bytes_per_block, "bytes per unique block", "<= 90")
+
+    async def _evict(self) -> None:
+        blocks = self._shared.of_workers(self._shape.num_workers)
+        before = await Usage.read(self._redis)
+        num_entries = await self._publisher.write(blocks, False)
+        after = await Usage.read(self._redis)
+        self._report_events("evictions", num_entries, after.cpu_us - before.cpu_us)
+
+    def _report_events(self, what: str, num_entries: int, cpu_us: float) -> None:
+        per_entry = cpu_us / num_entries
+        self._reporter.row(section="fill", what=what, num=num_entries, redis_us=per_entry)
+        self._reporter.check(what, 1e6 / per_entry, "per Redis-core second", ">= 500000")
+
+    async def _lookups(self) -> None:
+        everyone = self._publisher.candidates
+        cost = await self._cost(self._shared.prompts, everyone)
+        self._report_lookup("lookup", "held by some", cost)
+        await self._publisher.write(self._different.of_workers(self._shape.num_workers), True)
+        worst = await self._cost(self._different.prompts, everyone)
+        self._report_lookup("lookup", "all lengths differ", worst)
+        self._reporter.check("lookup, p50", cost.p50_ms, "ms", "<= 1")
+        self._reporter.check("lookup, p99", cost.p99_ms, "ms", "<= 1")
+        self._reporter.check("lookup, all lengths differ, p99", worst.p99_ms, "ms", "<= 3")
+        self._reporter.check("lookups", 1e6 / cost.redis_us, "per Redis-core second", ">= 10000")
+
+    async def _lengths(self) -> None:
+        """A bisection takes log2(n) steps: 13 for 8,192 blocks, 8 for 256."""
+        search_us = {}
+        for length in (n for n in PROMPT_LENGTHS if n <= self._shape.prompt_blocks):
+            prompts = [prompt[:length] for prompt in self._shared.prompts]
+            cost = await self._cost(prompts, self._publisher.candidates)
+            self._report_lookup("length", f"{length} blocks", cost)
+            search_us[length] = cost.search_us
+        shortest, *_, longest = search_us
+        ratio = search_us[longest] / search_us[shortest]
+        steps = math.log2(longest) / math.log2(shortest)
+        name = f"search, {longest} blocks to {shortest}"
+        self._reporter.check(name, ratio, "times", f"<= {1.5 * steps:.3g}")
+
+    async def _workers(self) -> None:
+        candidates = list(self._publisher.candidates.items())
+        for count in (n for n in NUM_CANDIDATES if n <= self._shape.num_workers):
+            for what, holdings in (("some", self._shared), ("all differ", self._different)):
+                cost = await self._cost(holdings.prompts, dict(candidates[:count]))
+                self._report_lookup("workers", f"{count}, {what}", cost)
+
+    async def _cost(
+        self, prompts: Sequence[Sequence[bytes]], candidates: Mapping[str, int]
+    ) -> LookupCost:
+        """Asks for all prompts in turn."""
+        blob = b"".join(prompts[0])[: 8 * len(prompts[0])]
+        before = await Usage.read(self._redis)
+        for _ in range(LOOKUPS_PER_ROUND):
+            await self._redis.eval("return 0", 0, blob)
+        between = await Usage.read(self._redis)
+        rounds = [await self._round(prompts, candidates) for _ in range(self._num_rounds)]
+        after = await Usage.read(self._redis)
+        num_lookups = self._num_rounds * LOOKUPS_PER_ROUND
+        return LookupCost(
+            receive_us=(between.cpu_us - before.cpu_us) / LOOKUPS_PER_ROUND,
+            redis_us=(after.cpu_us - between.cpu_us) / num_lookups,
+            p50_ms=statistics.median(statistics.median(times) for times in rounds) * 1e3,
+            p99_ms=statistics.median(statistics.quantiles(times, n=100)[98] for times in rounds)
+            * 1e3,
+        )
+
+    async def _round(
+        self, prompts: Sequence[Sequence[bytes]], candidates: Mapping[str, int]
+    ) -> list[float]:
+        """Seconds that each lookup took."""
+        times = []
+        for i in range(LOOKUPS_PER_ROUND):
+            began_at = time.perf_counter()
+            await self._reader.lookup(prompts[i % len(prompts)], candidates)
+            times.append(time.perf_counter() - began_at)
+        return times
+
+    def _report_lookup(self, section: str, what: str, cost: LookupCost) -> None:
+        self._reporter.row(
+            section=section,
+            what=what,
+            redis_us=cost.redis_us,
+            receive_us=cost.receive_us,
+            search_us=cost.search_us,
+            p50_ms=cost.p50_ms,
+            p99_ms=cost.p99_ms,
+        )
+
+
+async def measure(shape: Shape, reporter: Reporter, num_rounds: int) -> None:
+    """Starts a Redis, fills it with `shape`, and reports."""
+    async with redis_server() as redis:
+        await IndexBench(redis, shape, reporter, num_rounds).run()
+
+
+def main() -> int:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the entries, two rounds")
+    parser.add_argument("--workers", type=int, default=64, help="how many hold blocks [64]")
+    args = parser.parse_args()
+    num_entries = 100_000 if args.quick else 1_000_000
+    shape = Shape(args.workers, num_entries, prompt_blocks=8192)
+    reporter = Reporter("index", args.json)
+    asyncio.run(measure(shape, reporter, 2 if args.quick else 9))
+    return reporter.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
