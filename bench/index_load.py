@@ -49,7 +49,7 @@ class Usage:
 
     @classmethod
     async def read(cls, redis: RedisClient) -> Usage:
-        info = await redis.info("everything")
+        info = await redis.info()
         cpu_s = float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
         return cls(cpu_s * 1e6, int(info["used_memory"]))
 

@@ -28,9 +28,10 @@ local function cut(bitmap)
 end
 
 -- Four values for each stretch: a position, its block's holders, and the same of a later one.
-local stretches, num_values, changes = { 0, asked, #blob / 8 + 1, nobody }, 4, {}
+local stretches, num_values, halves, changes = { 0, asked, #blob / 8 + 1, nobody }, 4, {}, {}
+local keys, probes = {}, {}
 while num_values > 0 do
-  local keys, probes, num_probes = {}, {}, 0
+  local num_probes = 0
   for at = 1, num_values, 4 do
     local low = stretches[at]
     local probe = 1
@@ -42,8 +43,8 @@ while num_values > 0 do
     num_probes = num_probes + 1
     probes[num_probes], keys[num_probes] = probe, sub(blob, probe * 8 - 7, probe * 8)
   end
-  local bitmaps = call('HMGET', KEYS[1], unpack(keys))
-  local halves, n = {}, 0
+  local bitmaps = call('HMGET', KEYS[1], unpack(keys, 1, num_probes))
+  local n = 0
   for index = 1, num_probes do
     local at, probe, bitmap = index * 4, probes[index], bitmaps[index]
     local holders = bitmap and (known[bitmap] or cut(bitmap)) or nobody
@@ -66,6 +67,6 @@ while num_values > 0 do
       end
     end
   end
-  stretches, num_values = halves, n
+  stretches, halves, num_values = halves, stretches, n
 end
 return changes
