@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from baton.v1 import types_pb2
-from core.errors import StartupError, Unavailable
+from core.errors import Unavailable
 from core.redis_client import connect_redis
 from core.registry import Registry
 
@@ -73,8 +73,3 @@ async def test_a_paused_redis_costs_one_short_timeout(redis_server):
         with pytest.raises(Unavailable):
             await Registry(client).list()
     await client.aclose()
-
-
-def test_an_url_that_is_none_is_refused_at_start():
-    with pytest.raises(StartupError, match="not-a-url"):
-        connect_redis("not-a-url")
