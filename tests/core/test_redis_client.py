@@ -92,6 +92,17 @@ async def test_a_cluster_that_is_away_is_unavailable():
             await Registry(client).list()
 
 
+async def test_a_cluster_that_was_away_is_found_again(tmp_path):
+    with cluster(tmp_path, 1) as (node,):
+        async with client_of(f"redis+cluster://{node.address}") as client:
+            await check_all_uses(client)
+            node.kill()
+            with pytest.raises(Unavailable):
+                await Registry(client).list()
+            node.start()
+            assert await eventually(lambda: Registry(client).list()) == []
+
+
 async def test_a_sentinel_leads_to_the_primary_and_after_a_failover_to_the_next(tmp_path):
     with (
         running() as primary,
