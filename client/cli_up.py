@@ -19,7 +19,7 @@ from client.launch_plan import LaunchPlan, UpConfig, make_plan
 from client.launcher import ReadyStack, Stack
 from client.model_source import find_model
 from core.errors import InvalidArgument, StartupError, Unavailable
-from core.registry import connect_redis, redis_errors
+from core.redis_client import connect_redis, redacted, redis_errors
 
 # Passed on to every worker as they are.
 _WORKER_FLAGS = (
@@ -136,7 +136,7 @@ async def _require_redis(url: str) -> None:
         with redis_errors():
             await redis.ping()
     except Unavailable as error:
-        raise StartupError(f"{url} cannot be reached: {error.message}") from error
+        raise StartupError(f"{redacted(url)} cannot be reached: {error.message}") from error
     finally:
         await redis.aclose()
 

@@ -14,7 +14,8 @@ from baton.v1 import inference_pb2, inference_pb2_grpc
 from core.api_keys import ApiKeys, read_api_keys
 from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
-from core.registry import Registry, connect_redis
+from core.redis_client import connect_redis
+from core.registry import Registry
 from core.rpc import RpcServer, wait_for_stop_signal
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer

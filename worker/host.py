@@ -19,7 +19,8 @@ from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from core.errors import BatonError, InternalError, Unavailable, from_exception, to_detail
 from core.logs import event
 from core.prefix_index import PrefixIndexWriter
-from core.registry import Registry, connect_redis
+from core.redis_client import connect_redis
+from core.registry import Registry
 from core.tasks import TaskSet
 from engine.engine import Engine
 from kvtransfer.base import Transport
