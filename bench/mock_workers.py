@@ -18,7 +18,8 @@ from typing import Any
 
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from core.model_folder import ModelFolder, model_digest
-from core.registry import Registry, connect_redis
+from core.redis_client import connect_redis
+from core.registry import Registry
 from core.rpc import RpcServer, run_service, wait_for_stop_signal
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer

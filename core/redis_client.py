@@ -47,6 +47,8 @@ def connect_redis(url: str, timeout_s: float = 0.5) -> RedisClient:
         "decode_responses": False,
         # A managed cloud's feature, asked for with one more round trip by default.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+        # redis-py's name and version, which it looks up on disk for each connection.
+        "driver_info": None,
     }
     try:
         parts = urlsplit(url)
