@@ -17,16 +17,19 @@ from core.registry import Registry, connect_redis
 from core.rpc import RpcServer, wait_for_stop_signal
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
+from router.admission import Admission, AdmissionConfig
 from router.api_keys import ApiKeys
 from router.http.app import HttpApi
 from router.http.server import HttpServer
 from router.metrics import RouterGauges, RouterMetrics
 from router.placement import Placer
 from router.prefix_hints import PrefixHints
+from router.quotas import Quotas
 from router.request import Generation
 from router.requests import RequestTable
 from router.service import InferenceService
 from router.settings import RouterSettings
+from router.tenant_file import TenantBook
 from router.validate import ModelLimits
 from router.workers import PoolConfig, WorkerPool
 
@@ -70,11 +73,24 @@ class Router:
             ),
         )
         hints = PrefixHints(PrefixIndexReader(self._redis))
+        self._tenants = TenantBook(settings.tenants, keys)
+        self._quotas = Quotas(self._redis, router_id, self._tasks)
+        self._admission = Admission(
+            AdmissionConfig(
+                settings.max_queued_requests, settings.prefill_ahead_s, settings.load_max_age_s
+            ),
+            self._pool,
+            self._quotas,
+            rng,
+        )
+        self._pool.observe(self._admission)
         generation = Generation(
             router_id=router_id,
             tokenizer=Tokenizer(folder),
             limits=_model_limits(folder, settings.served_model_name),
             placer=Placer(self._pool, hints, settings.load_max_age_s, rng),
+            tenants=self._tenants,
+            admission=self._admission,
             worker_wait_s=settings.worker_wait_s,
             tasks=self._tasks,
             rng=rng,
@@ -86,12 +102,12 @@ class Router:
         )
         self._server = RpcServer(settings.host, settings.port)
         inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(self._table, generation, folder, keys, settings.request_timeout_s),
+            InferenceService(self._table, generation, folder, settings.request_timeout_s),
             self._server.grpc_server,
         )
         self._http: HttpServer | None = None
         if settings.http_port is not None:
-            api = HttpApi(self._table, generation, keys, settings.request_timeout_s)
+            api = HttpApi(self._table, generation, settings.request_timeout_s)
             app = api.asgi(settings.cors_origins)
             self._http = HttpServer(app, settings.host, settings.http_port)
 
@@ -101,6 +117,8 @@ class Router:
         http = await self._http.start() if self._http is not None else None
         self._tasks.start(self._pool.run())
         self._tasks.start(self._follow_readiness())
+        for part in (self._tenants, self._quotas, self._admission):
+            self._tasks.start(part.run())
         return Addresses(grpc, http)
 
     async def wait_ready(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,8 @@ class AttemptFailed(Exception):
 class Attempt:
     """An OutputSink for one (request, attempt). Use once: `await run()`.
 
-    `choices` are those that the dispatch is about: all of a request's, or one.
+    `choices` are those that the dispatch is about: all of a request's, or one. `on_prefilled`
+    is called when the prompt has been computed.
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class Attempt:
         placement: Placement,
         choices: Sequence[Choice],
         tasks: TaskSet,
+        on_prefilled: Callable[[], None],
     ) -> None:
         self._message = dispatch
         self._placement = placement
         self._tasks = tasks
+        self._on_prefilled = on_prefilled
         self._key = (dispatch.request_id, dispatch.attempt)
         self._open = dict(enumerate(choices))
         """Choices that go on, by their number in the dispatch."""
@@ -103,6 +106,8 @@ class Attempt:
 
     def on_output(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
         """Takes one worker's message; whatever is wrong with it fails the attempt."""
+        if output.token_ids:
+            self._on_prefilled()
         try:
             self._take(link, output)
         except Exception as error:

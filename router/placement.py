@@ -27,15 +27,18 @@ class Placer:
     rng: random.Random
 
     async def place(
-        self, token_ids: Sequence[int], avoid: Collection[str] = frozenset()
+        self, token_ids: Sequence[int], salt: str = "", avoid: Collection[str] = frozenset()
     ) -> Placement:
-        """A pair for a sequence that begins with `token_ids`. Raises Unavailable."""
+        """A pair for a sequence that begins with `token_ids`, cached in the scope of `salt`.
+
+        Raises Unavailable.
+        """
         candidates = self._links(types_pb2.ROLE_PREFILL) + self._links(types_pb2.ROLE_DECODE)
         fingerprint = self.pool.fingerprint
         assert fingerprint is not None, "a usable worker implies a fingerprint"
         block_size = fingerprint.block_size
         num_blocks = -(-len(token_ids) // block_size)
-        hashes = block_hashes(token_ids, block_size, hash_scope(fingerprint))
+        hashes = block_hashes(token_ids, block_size, hash_scope(fingerprint, salt))
         held = await self.hints.held_blocks(hashes, candidates)
         # Workers may have come and gone during the wait.
         prefills = {link.worker_id: link for link in self._links(types_pb2.ROLE_PREFILL)}

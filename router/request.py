@@ -22,11 +22,14 @@ from core.logs import event
 from core.sampling import choice_seed
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
+from router.admission import Admission, Demand, Ticket
 from router.choice import Choice, Pace
 from router.dispatch import Attempt, AttemptFailed, Placement
 from router.metrics import RouterMetrics
 from router.outputs import Outcome, OutputLog
 from router.placement import Placer
+from router.tenant_file import TenantBook
+from router.tenants import Tenant
 from router.validate import (
     ModelLimits,
     ResolvedRequest,
@@ -53,6 +56,8 @@ class Generation:
     limits: ModelLimits
     """With the model's own context length; the pool may know a shorter one."""
     placer: Placer
+    tenants: TenantBook
+    admission: Admission
     worker_wait_s: float
     """How long a request waits in all while no worker of a role is ready."""
     tasks: TaskSet
@@ -74,6 +79,7 @@ class _Branch:
     worker_request_id: str
     choices: Sequence[Choice]
     seed: int
+    ticket: Ticket
     num_attempts: int = 0
     num_failures: int = 0
     avoid: frozenset[str] = frozenset()
@@ -81,7 +87,7 @@ class _Branch:
 
 
 class RequestRun:
-    """Produces the outputs of one request into `log`.
+    """Produces the outputs of one request of `tenant` into `log`.
 
     `worker_request_id` is unique in the life of the whole deployment, unlike the client's
     id: workers must not confuse two requests. `deadline` is in the event loop's time.
@@ -92,12 +98,14 @@ class RequestRun:
         request: inference_pb2.GenerateRequest,
         worker_request_id: str,
         deadline: float,
+        tenant: Tenant,
         shared: Generation,
     ) -> None:
         self.log = OutputLog(num_choices(request))
         self._request = request
         self._worker_request_id = worker_request_id
         self._deadline = deadline
+        self._tenant = tenant
         self._shared = shared
         self._received_at = time.monotonic()
         self._worker_wait_s = shared.worker_wait_s
@@ -108,7 +116,11 @@ class RequestRun:
         try:
             async with asyncio.timeout_at(self._deadline):
                 resolved = await self._resolve()
-                await self._generate(resolved)
+                ticket = await self._shared.admission.admit(self._demand(resolved))
+                try:
+                    await self._generate(resolved, ticket)
+                finally:
+                    ticket.close(self.log.num_tokens)
                 self.log.finish(self._outcome(resolved))
         except asyncio.CancelledError:
             # Who still listens now hears it because the router stops.
@@ -137,7 +149,18 @@ class RequestRun:
             return await tokenizer.encode_chat(messages, max_tokens)
         return list(request.token_ids.ids)
 
-    async def _generate(self, resolved: ResolvedRequest) -> None:
+    def _demand(self, resolved: ResolvedRequest) -> Demand:
+        return Demand(
+            request_id=self._worker_request_id,
+            tenant=self._tenant,
+            num_prompt_tokens=len(resolved.prompt_token_ids),
+            max_tokens=resolved.sampling.max_tokens,
+            num_choices=resolved.n,
+            priority=self._request.priority,
+            time_left_s=self._deadline - asyncio.get_running_loop().time(),
+        )
+
+    async def _generate(self, resolved: ResolvedRequest, ticket: Ticket) -> None:
         tokenizer = self._shared.tokenizer
         pace = Pace(self._received_at, self._shared.metrics)
         choices = [
@@ -145,7 +168,7 @@ class RequestRun:
             for index in range(resolved.n)
         ]
         seed = resolved.sampling.seed
-        await self._finish(resolved, _Branch(self._worker_request_id, choices, seed))
+        await self._finish(resolved, _Branch(self._worker_request_id, choices, seed, ticket))
 
     async def _finish(self, resolved: ResolvedRequest, branch: _Branch) -> None:
         """Attempts until all choices of `branch` are finished.
@@ -199,8 +222,14 @@ class RequestRun:
         self._route.prefill_worker = placement.prefill.worker_id
         self._route.decode_worker = placement.decode.worker_id
         self._route.attempts += 1
-        dispatch = self._dispatch(resolved, branch)
-        attempt = Attempt(dispatch, placement, branch.choices, self._shared.tasks)
+        branch.ticket.placed(placement.prefill.worker_id, placement.decode.worker_id)
+        attempt = Attempt(
+            self._dispatch(resolved, branch),
+            placement,
+            branch.choices,
+            self._shared.tasks,
+            on_prefilled=branch.ticket.prefilled,
+        )
         try:
             await attempt.run()
         finally:
@@ -215,7 +244,7 @@ class RequestRun:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                return await self._shared.placer.place(token_ids, avoid)
+                return await self._shared.placer.place(token_ids, self._tenant.salt, avoid)
             except Unavailable:
                 if self._worker_wait_s <= 0:
                     raise
@@ -237,6 +266,7 @@ class RequestRun:
             sampling=sampling.to_proto(),
             eos_token_ids=sampling.eos_token_ids,
             timeout_s=max(0.001, self._deadline - asyncio.get_running_loop().time()),
+            hash_salt=self._tenant.salt,
             n=len(branch.choices),
             prompt_logprobs=resolved.prompt_logprobs if wants_prompt else None,
         )
