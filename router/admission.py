@@ -14,7 +14,6 @@ import asyncio
 import math
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -22,15 +21,14 @@ from typing import Literal
 from baton.v1 import types_pb2
 from core.errors import ResourceExhausted
 from router.admission_ledger import InFlight, Ledger
-from router.admission_model import Backlog, Forecast, Margin, OutputMeter, excess_s, forecast
+from router.admission_model import Backlog, Forecast, Margin, OutputMeter, forecast
 from router.admission_queue import FairQueue, Waiting
+from router.admission_refusals import AdmissionCounters, Demand, Refusals
 from router.quotas import Charge, Quotas
-from router.tenants import ClassName, Tenant
+from router.tenants import ClassName
 from router.workers import WorkerPool
 
 _RECHECK_S = 0.25
-_FULL_RETRY_S = 1.0
-_MIN_RETRY_S = 0.1
 _UNKNOWN_BLOCK_SIZE = 16
 
 
@@ -41,30 +39,6 @@ class AdmissionConfig:
     max_queued: int
     prefill_ahead_s: float
     load_max_age_s: float
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What admission must know of a request. `max_tokens` is each choice's."""
-
-    request_id: str
-    tenant: Tenant
-    num_prompt_tokens: int
-    max_tokens: int
-    num_choices: int
-    priority: int
-    time_left_s: float
-
-
-@dataclass
-class AdmissionCounters:
-    """Totals since the start of the router."""
-
-    num_admitted: int = 0
-    num_queued: int = 0
-    """Of them, those that had to wait."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """By reason: ttft, deadline, queue_full, requests_per_s, tokens_per_min, max_concurrent."""
 
 
 @dataclass(eq=False)
@@ -121,10 +95,10 @@ class Admission:
         self.ledger = Ledger(config.prefill_ahead_s, config.load_max_age_s)
         self.margin = Margin()
         self.counters = AdmissionCounters()
+        self._refusals = Refusals(self.counters, rng)
         self._config = config
         self._pool = pool
         self._quotas = quotas
-        self._rng = rng
         self._queue = FairQueue()
         self._outputs = OutputMeter()
         self._has_waiting = asyncio.Event()
@@ -212,7 +186,9 @@ class Admission:
         item = self._in_flight(demand, num_outputs)
         may_go = not self._queue.num_waiting and self._may_go(item.need_blocks)
         if self.ledger.num_inflight or self._queue.num_waiting:
-            self._refuse_late(demand, self._expect(demand, item, has_room=may_go))
+            expected = self._expect(demand, item, has_room=may_go)
+            if expected is not None:
+                self._refusals.check_in_time(demand, expected, self.margin.value)
         if not may_go:
             return None
         self.ledger.released(item)
@@ -222,11 +198,7 @@ class Admission:
         item = self._in_flight(demand, num_outputs)
         tenant = demand.tenant
         if self._queue.num_waiting_of(tenant) >= self._config.max_queued:
-            raise self._refusal(
-                "queue_full",
-                f"{self._config.max_queued} requests of tenant {tenant.name} wait already",
-                _FULL_RETRY_S,
-            )
+            raise self._refusals.full(tenant, self._config.max_queued)
         waiting = _Queued(
             tenant=tenant,
             cost=demand.num_prompt_tokens + num_outputs,
@@ -292,39 +264,10 @@ class Admission:
         )
         return forecast(backlog, item.num_tokens)
 
-    # Refusals
-
-    def _refuse_late(self, demand: Demand, expected: Forecast | None) -> None:
-        if expected is None:
-            return
-        limit_s = demand.tenant.service_class.ttft_limit_s
-        if limit_s is not None:
-            late_s = excess_s(expected, self.margin.value, limit_s)
-            if late_s > 0:
-                raise self._refusal(
-                    "ttft",
-                    f"the first token is expected in {expected.ttft_s:.2f} s; class "
-                    f"{demand.tenant.class_name} waits {limit_s:g} s at most",
-                    late_s,
-                )
-        if expected.ttft_s > demand.time_left_s:
-            raise self._refusal(
-                "deadline",
-                f"the first token is expected in {expected.ttft_s:.2f} s, after the request's "
-                f"deadline in {demand.time_left_s:.2f} s",
-                expected.ttft_s - demand.time_left_s,
-            )
-
     async def _take_quota(self, demand: Demand, num_outputs: int) -> Charge:
         try:
             num_tokens = demand.num_prompt_tokens + num_outputs
             return await self._quotas.take(demand.tenant, demand.request_id, num_tokens)
         except ResourceExhausted as refusal:
-            self.counters.refused[refusal.field] += 1
+            self._refusals.over_quota(refusal)
             raise
-
-    def _refusal(self, reason: str, message: str, retry_after_s: float) -> ResourceExhausted:
-        """Spread by chance, so that those refused together do not come back together."""
-        self.counters.refused[reason] += 1
-        retry_after_s = max(_MIN_RETRY_S, retry_after_s) * self._rng.uniform(1.0, 1.5)
-        return ResourceExhausted(message, retry_after_s=retry_after_s)

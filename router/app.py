@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 import uuid
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
+from core.errors import StartupError
 from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
 from core.registry import Registry, connect_redis
@@ -19,6 +21,8 @@ from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
 from router.admission import Admission, AdmissionConfig
 from router.api_keys import ApiKeys
+from router.breaker import Breaker
+from router.fallback import Fallback, FallbackConfig
 from router.http.app import HttpApi
 from router.http.server import HttpServer
 from router.metrics import RouterGauges, RouterMetrics
@@ -72,6 +76,7 @@ class Router:
                 model=_digest(folder),
             ),
         )
+        self._breaker = Breaker()
         hints = PrefixHints(PrefixIndexReader(self._redis))
         self._tenants = TenantBook(settings.tenants, keys)
         self._quotas = Quotas(self._redis, router_id, self._tasks)
@@ -84,13 +89,17 @@ class Router:
             rng,
         )
         self._pool.observe(self._admission)
+        limits = _model_limits(folder, settings.served_model_name)
+        self._fallback = _fallback(settings, limits.served_name)
         generation = Generation(
             router_id=router_id,
             tokenizer=Tokenizer(folder),
-            limits=_model_limits(folder, settings.served_model_name),
-            placer=Placer(self._pool, hints, settings.load_max_age_s, rng),
+            limits=limits,
+            placer=Placer(self._pool, self._breaker, hints, settings.load_max_age_s, rng),
             tenants=self._tenants,
             admission=self._admission,
+            breaker=self._breaker,
+            fallback=self._fallback,
             worker_wait_s=settings.worker_wait_s,
             tasks=self._tasks,
             rng=rng,
@@ -135,11 +144,13 @@ class Router:
             await self._http.stop()
         await self._server.stop(_STOP_GRACE_S)
         await self._tasks.cancel(_STOP_GRACE_S)
+        await self._fallback.close()
         await self._redis.aclose()
 
     async def _follow_readiness(self) -> None:
         """Health is SERVING while there is a worker of each role."""
         while True:
+            self._breaker.forget_all_but(link.worker_id for link in self._pool.links)
             await self._server.set_serving(self._pool.is_ready)
             if self._pool.is_ready:
                 self._is_ready.set()
@@ -161,6 +172,24 @@ async def serve(settings: RouterSettings) -> None:
         await stop
     finally:
         await router.stop()
+
+
+def _fallback(settings: RouterSettings, served_name: str) -> Fallback:
+    """Raises StartupError when its key is missing."""
+    if settings.fallback_url is None:
+        return Fallback(None)
+    key_env = settings.fallback_api_key_env
+    api_key = os.environ.get(key_env) if key_env else None
+    if key_env and not api_key:
+        raise StartupError(f"the fallback's API key: variable {key_env} is not set")
+    return Fallback(
+        FallbackConfig(
+            url=settings.fallback_url,
+            api_key=api_key,
+            model=settings.fallback_model or served_name,
+            classes=frozenset(settings.fallback_classes),
+        )
+    )
 
 
 def _digest(folder: ModelFolder) -> str | None:

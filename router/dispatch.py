@@ -54,8 +54,8 @@ class AttemptFailed(Exception):
 class Attempt:
     """An OutputSink for one (request, attempt). Use once: `await run()`.
 
-    `choices` are those that the dispatch is about: all of a request's, or one. `on_prefilled`
-    is called when the prompt has been computed.
+    `choices` are those that the dispatch is about: all of a request's, or one.
+    `on_first_output` is called with each worker whose first tokens have come.
     """
 
     def __init__(
@@ -64,12 +64,13 @@ class Attempt:
         placement: Placement,
         choices: Sequence[Choice],
         tasks: TaskSet,
-        on_prefilled: Callable[[], None],
+        on_first_output: Callable[[WorkerLink], None],
     ) -> None:
         self._message = dispatch
         self._placement = placement
         self._tasks = tasks
-        self._on_prefilled = on_prefilled
+        self._on_first_output = on_first_output
+        self._heard: set[str] = set()
         self._key = (dispatch.request_id, dispatch.attempt)
         self._open = dict(enumerate(choices))
         """Choices that go on, by their number in the dispatch."""
@@ -106,8 +107,9 @@ class Attempt:
 
     def on_output(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
         """Takes one worker's message; whatever is wrong with it fails the attempt."""
-        if output.token_ids:
-            self._on_prefilled()
+        if output.token_ids and link.worker_id not in self._heard:
+            self._heard.add(link.worker_id)
+            self._on_first_output(link)
         try:
             self._take(link, output)
         except Exception as error:

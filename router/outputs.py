@@ -21,7 +21,7 @@ MAX_TOKENS_PER_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """New output of one choice."""
+    """New output of one choice. Without `token_ids` its text comes from another model."""
 
     choice: int
     output_index: int
@@ -44,7 +44,10 @@ class Outcome:
 
 
 class ChoiceLog:
-    """Tokens of one choice with the text and log-probabilities that belong to them."""
+    """Pieces of one choice: tokens, each with its text and log-probabilities, or text alone.
+
+    A choice has all of its pieces of one kind.
+    """
 
     def __init__(self, choice: int, log: OutputLog) -> None:
         self.token_ids: list[int] = []
@@ -56,6 +59,10 @@ class ChoiceLog:
         self._rest = ""
 
     @property
+    def num_pieces(self) -> int:
+        return len(self._texts)
+
+    @property
     def is_finished(self) -> bool:
         return self.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED
 
@@ -63,12 +70,16 @@ class ChoiceLog:
         self, token_id: int, text: str, logprobs: types_pb2.TokenLogprobs | None = None
     ) -> None:
         """Adds one token. Requests have `logprobs` for all tokens or for none."""
-        if self._log.first_token_at is None:
-            self._log.first_token_at = time.monotonic()
         self.token_ids.append(token_id)
-        self._texts.append(text)
         if logprobs is not None:
             self._logprobs.append(logprobs)
+        self.append_text(text)
+
+    def append_text(self, text: str) -> None:
+        """Adds a piece of text that has no tokens of this model."""
+        if self._log.first_token_at is None:
+            self._log.first_token_at = time.monotonic()
+        self._texts.append(text)
         self._log.notify()
 
     def finish(self, reason: types_pb2.FinishReason.ValueType, rest: str = "") -> None:
@@ -78,18 +89,23 @@ class ChoiceLog:
         self._log.notify()
 
     def since(self, num_sent: int) -> Chunk:
-        """What a follower that has `num_sent` tokens gets next."""
-        end = min(len(self.token_ids), num_sent + MAX_TOKENS_PER_CHUNK)
-        is_last = self.is_finished and end == len(self.token_ids)
+        """What a follower that has `num_sent` pieces gets next: MAX_TOKENS_PER_CHUNK at most."""
+        end = self.end_after(num_sent)
+        is_last = self.is_finished and end == self.num_pieces
+        token_ids = self.token_ids[num_sent:end]
         text = "".join(self._texts[num_sent:end])
         return Chunk(
             choice=self._choice,
-            output_index=num_sent,
-            token_ids=self.token_ids[num_sent:end],
+            output_index=num_sent if self.token_ids else 0,
+            token_ids=token_ids,
             text=text + self._rest if is_last else text,
             logprobs=self._logprobs[num_sent:end],
             finish_reason=self.finish_reason if is_last else types_pb2.FINISH_REASON_UNSPECIFIED,
         )
+
+    def end_after(self, num_sent: int) -> int:
+        """How many pieces a follower has after the next chunk."""
+        return min(self.num_pieces, num_sent + MAX_TOKENS_PER_CHUNK)
 
 
 class OutputLog:
@@ -190,13 +206,13 @@ class Follower:
         for step in range(len(choices)):
             index = (self._next_choice + step) % len(choices)
             choice, num_sent = choices[index], self._num_sent[index]
-            has_news = len(choice.token_ids) > num_sent or choice.is_finished
+            has_news = choice.num_pieces > num_sent or choice.is_finished
             if not has_news or self._is_finished[index]:
                 continue
             if choice.is_finished and num_open == 1 and not has_ended:
                 continue
             chunk = choice.since(num_sent)
-            self._num_sent[index] += len(chunk.token_ids)
+            self._num_sent[index] = choice.end_after(num_sent)
             self._is_finished[index] = bool(chunk.finish_reason)
             self._next_choice = index + 1
             return chunk

@@ -11,10 +11,14 @@ from core.errors import Unavailable
 from core.fingerprint import hash_scope
 from core.hashing import block_hashes
 from router.attach import WorkerLink
+from router.breaker import Breaker
 from router.dispatch import Placement
 from router.prefix_hints import PrefixHints
 from router.routing import DecodeView, PrefillView, choose_decode, choose_prefill
 from router.workers import WorkerPool
+
+_RETRY_AFTER_S = 5.0
+"""Where a worker is missing: about what it takes to start one that is there to be started."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Placer:
     """Chooses workers. `load_max_age_s`: older load reports count as unknown."""
 
     pool: WorkerPool
+    breaker: Breaker
     hints: PrefixHints
     load_max_age_s: float
     rng: random.Random
@@ -59,8 +64,8 @@ class Placer:
         links = self.pool.usable(role)
         if not links:
             name = types_pb2.Role.Name(role).removeprefix("ROLE_").lower()
-            raise Unavailable(f"no {name} worker is ready")
-        return links
+            raise Unavailable(f"no {name} worker is ready", retry_after_s=_RETRY_AFTER_S)
+        return self.breaker.allowed(links)
 
     def _prefill_view(self, link: WorkerLink, held: dict[str, int], block_size: int) -> PrefillView:
         load = link.fresh_load(self.load_max_age_s)

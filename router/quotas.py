@@ -15,7 +15,7 @@ from importlib import resources
 
 from redis.asyncio import Redis
 
-from core.errors import ResourceExhausted, Unavailable
+from core.errors import BatonError, ResourceExhausted, Unavailable
 from core.logs import event
 from core.registry import redis_errors
 from core.tasks import TaskSet
@@ -225,6 +225,11 @@ class Quotas:
         if not self._is_away:
             event(logger, logging.WARNING, "quotas_away", error=error)
         self._is_away = True
+
+
+def is_over_quota(error: BatonError) -> bool:
+    """Whether `error` is a tenant's own limit, not a lack of room."""
+    return isinstance(error, ResourceExhausted) and error.field in _FIELDS
 
 
 def _keys(tenant: Tenant) -> list[str]:

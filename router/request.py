@@ -15,6 +15,7 @@ from core.chat_template import ChatMessage
 from core.errors import (
     BatonError,
     DeadlineExceeded,
+    ResourceExhausted,
     Unavailable,
     status_of,
 )
@@ -22,9 +23,13 @@ from core.logs import event
 from core.sampling import choice_seed
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
-from router.admission import Admission, Demand, Ticket
+from router.admission import Admission, Ticket
+from router.admission_refusals import Demand
+from router.attach import WorkerLink
+from router.breaker import Breaker
 from router.choice import Choice, Pace
 from router.dispatch import Attempt, AttemptFailed, Placement
+from router.fallback import FALLBACK_NAME, Fallback
 from router.metrics import RouterMetrics
 from router.outputs import Outcome, OutputLog
 from router.placement import Placer
@@ -58,6 +63,8 @@ class Generation:
     placer: Placer
     tenants: TenantBook
     admission: Admission
+    breaker: Breaker
+    fallback: Fallback
     worker_wait_s: float
     """How long a request waits in all while no worker of a role is ready."""
     tasks: TaskSet
@@ -116,12 +123,8 @@ class RequestRun:
         try:
             async with asyncio.timeout_at(self._deadline):
                 resolved = await self._resolve()
-                ticket = await self._shared.admission.admit(self._demand(resolved))
-                try:
-                    await self._generate(resolved, ticket)
-                finally:
-                    ticket.close(self.log.num_tokens)
-                self.log.finish(self._outcome(resolved))
+                usage = await self._serve(resolved)
+                self.log.finish(self._outcome(usage))
         except asyncio.CancelledError:
             # Who still listens now hears it because the router stops.
             self.log.fail(Unavailable("the router is shutting down"))
@@ -148,6 +151,24 @@ class RequestRun:
             messages = [ChatMessage(item.role, item.content) for item in request.messages]
             return await tokenizer.encode_chat(messages, max_tokens)
         return list(request.token_ids.ids)
+
+    async def _serve(self, resolved: ResolvedRequest) -> inference_pb2.Usage:
+        """By this deployment's workers or, where they cannot, by the fallback."""
+        try:
+            ticket = await self._shared.admission.admit(self._demand(resolved))
+            try:
+                await self._generate(resolved, ticket)
+            finally:
+                ticket.close(self.log.num_tokens)
+        except (ResourceExhausted, Unavailable) as refusal:
+            usage = await self._shared.fallback.instead(
+                refusal, self._tenant, self._request, resolved, self.log
+            )
+            self._route = inference_pb2.Route(decode_worker=FALLBACK_NAME, attempts=1)
+            return usage
+        return inference_pb2.Usage(
+            prompt_tokens=len(resolved.prompt_token_ids), completion_tokens=self.log.num_tokens
+        )
 
     def _demand(self, resolved: ResolvedRequest) -> Demand:
         return Demand(
@@ -223,18 +244,20 @@ class RequestRun:
         self._route.decode_worker = placement.decode.worker_id
         self._route.attempts += 1
         branch.ticket.placed(placement.prefill.worker_id, placement.decode.worker_id)
-        attempt = Attempt(
-            self._dispatch(resolved, branch),
-            placement,
-            branch.choices,
-            self._shared.tasks,
-            on_prefilled=branch.ticket.prefilled,
-        )
-        try:
-            await attempt.run()
-        finally:
-            self._route.cached_tokens = attempt.cached_tokens
-            self._route.transferred_blocks = attempt.transferred_blocks
+        with self._shared.breaker.attempt(placement.links) as trial:
+
+            def on_first_output(link: WorkerLink) -> None:
+                branch.ticket.prefilled()
+                trial.works(link)
+
+            dispatch = self._dispatch(resolved, branch)
+            tasks = self._shared.tasks
+            attempt = Attempt(dispatch, placement, branch.choices, tasks, on_first_output)
+            try:
+                await attempt.run()
+            finally:
+                self._route.cached_tokens = attempt.cached_tokens
+                self._route.transferred_blocks = attempt.transferred_blocks
 
     async def _place(self, token_ids: list[int], avoid: frozenset[str]) -> Placement:
         """Waits for a worker of each role, since one that has died may soon be replaced.
@@ -271,13 +294,10 @@ class RequestRun:
             prompt_logprobs=resolved.prompt_logprobs if wants_prompt else None,
         )
 
-    def _outcome(self, resolved: ResolvedRequest) -> Outcome:
+    def _outcome(self, usage: inference_pb2.Usage) -> Outcome:
         now = time.monotonic()
         return Outcome(
-            usage=inference_pb2.Usage(
-                prompt_tokens=len(resolved.prompt_token_ids),
-                completion_tokens=self.log.num_tokens,
-            ),
+            usage=usage,
             route=self._route,
             timing=inference_pb2.Timing(
                 ttft_s=(self.log.first_token_at or now) - self._received_at,

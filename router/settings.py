@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from core.settings import Settings
+from router.tenants import ClassName
 
 
 class RouterSettings(Settings):
@@ -56,5 +57,19 @@ class RouterSettings(Settings):
         0.25,
         gt=0,
         description="Work that is sent ahead to a prefill worker; the rest waits in the router",
+    )
+    fallback_url: str | None = Field(
+        None,
+        pattern="^https?://.+",
+        description="OpenAI-compatible endpoint (https://host/v1) for what cannot be served here",
+    )
+    fallback_api_key_env: str | None = Field(
+        None, description="Environment variable that holds the fallback's API key"
+    )
+    fallback_model: str | None = Field(
+        None, description="Model to ask the fallback for; the served name if not given"
+    )
+    fallback_classes: list[ClassName] = Field(
+        ["gold"], description="Classes whose requests may go to the fallback"
     )
     worker_poll_s: float = Field(1.0, gt=0, description="How often the registry is read")

@@ -7,7 +7,8 @@ import pytest
 
 from baton.v1 import types_pb2
 from core.errors import ResourceExhausted
-from router.admission import Admission, AdmissionConfig, Demand
+from router.admission import Admission, AdmissionConfig
+from router.admission_refusals import Demand
 from router.tenants import ServiceClass, Tenant
 from tests.router.fakes import FINGERPRINT
 
@@ -210,7 +211,7 @@ async def test_a_deadline_that_cannot_be_met_is_refused_at_once():
     bench = Bench()
     await bench.measure()
     await bench.admit(num_prompt_tokens=1000)
-    with pytest.raises(ResourceExhausted, match=r"deadline in 1\.20 s"):
+    with pytest.raises(ResourceExhausted, match=r"deadline is in 1\.20 s"):
         await bench.admit(num_prompt_tokens=400, time_left_s=1.2)
     assert bench.admission.counters.refused == {"deadline": 1}
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from core.errors import ResourceExhausted, Unauthenticated
+from core.errors import ResourceExhausted, Unauthenticated, Unavailable
 from tests.router.fakes import Script
 from tests.router.stack import REPLY, prompt, stack, wait_for
 
@@ -111,3 +111,14 @@ async def test_a_waiting_request_whose_client_leaves_is_never_sent(serve):
         first.cancel()
         await wait_for(lambda: s.router._admission.ledger.num_inflight == 0)
         assert len(s.prefills[0].dispatches) == 1
+
+
+async def test_a_worker_that_fails_every_request_gets_no_more_of_them(
+    tmp_path, redis_server, caplog
+):
+    async with stack(tmp_path / "tiny", redis_server.url, num_decode=2) as s:
+        s.decodes[1].refusal = Unavailable("broken")
+        for _ in range(20):
+            assert (await s.ask(prompt())).last.route.decode_worker == "decode-0"
+        assert caplog.text.count("worker_ejected worker_id=decode-1") == 1
+        assert caplog.text.count("attempt_failed") == 3
