@@ -14,6 +14,7 @@ import asyncio
 import math
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -71,7 +72,9 @@ class Ticket:
         now = self._admission.clock()
         self._admission.ledger.prefilled(self._item, now)
         if self.queued_at is not None and self.expected is not None and not self._is_measured:
-            self._admission.margin.observe(self.expected.ttft_s, now - self.queued_at)
+            self._admission.margins[self._demand.tenant.class_name].observe(
+                self.expected.ttft_s, now - self.queued_at
+            )
         self._is_measured = True
         self._admission.pump()
 
@@ -93,7 +96,7 @@ class Admission:
     ) -> None:
         self.clock = clock
         self.ledger = Ledger(config.prefill_ahead_s, config.load_max_age_s)
-        self.margin = Margin()
+        self.margins: defaultdict[ClassName, Margin] = defaultdict(Margin)
         self.counters = AdmissionCounters()
         self._refusals = Refusals(self.counters, rng)
         self._config = config
@@ -188,7 +191,8 @@ class Admission:
         if self.ledger.num_inflight or self._queue.num_waiting:
             expected = self._expect(demand, item, has_room=may_go)
             if expected is not None:
-                self._refusals.check_in_time(demand, expected, self.margin.value)
+                margin = self.margins[demand.tenant.class_name].value
+                self._refusals.check_in_time(demand, expected, margin)
         if not may_go:
             return None
         self.ledger.released(item)
@@ -249,7 +253,8 @@ class Admission:
         ledger, queue = self.ledger, self._queue
         if not ledger.is_measured:
             return None
-        part = queue.part_ahead(demand.tenant, demand.priority)
+        cost = demand.num_prompt_tokens
+        part = queue.work_ahead(demand.tenant, demand.priority, cost)
         blocks_short, blocks_per_s = 0.0, None
         if not has_room:
             blocks_per_s = ledger.blocks_per_s()

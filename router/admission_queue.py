@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 
 from router.tenants import ClassName, Tenant
 
+_SHARED_PART_STEP = 0.05
+_MIN_LEFT_OVER = 0.01
+
 
 @dataclass(eq=False)
 class Waiting:
@@ -80,6 +83,8 @@ class FairQueue:
         self._classes: dict[ClassName, _ClassLine] = {}
         self._clock = 0.0
         self._numbers = itertools.count()
+        self._shared_part = 0.0
+        """Of those that went lately, how many were of classes with a share."""
         self.num_waiting = 0
         self.num_prompt_tokens = 0
         self.need_blocks = 0
@@ -124,6 +129,8 @@ class FairQueue:
         line.clock = max(line.clock, flow.virtual)
         line.virtual += item.cost / (line.share or 1.0)
         flow.virtual += item.cost / flow.weight
+        has_share = 1.0 if line.share else 0.0
+        self._shared_part += _SHARED_PART_STEP * (has_share - self._shared_part)
         self._forget(item, line, flow)
         return item
 
@@ -132,11 +139,12 @@ class FairQueue:
         line = self._classes[item.tenant.class_name]
         self._forget(item, line, line.flows[item.tenant.name])
 
-    def part_ahead(self, tenant: Tenant, priority: int) -> float:
-        """Which part of all that waits is likely to go before a new request of `tenant`.
+    def work_ahead(self, tenant: Tenant, priority: int, cost: int) -> float:
+        """What is likely to go before a new request of `tenant`, as a multiple of all that waits.
 
         At most all that may pass it, and no more than is served while its own line, which
-        gets its share whatever others want, comes to it.
+        gets its share whatever others want, comes to it. Without a share it waits for all
+        that wait with one, and goes on at the pace that those have left over lately.
         """
         if not self.num_waiting:
             return 0.0
@@ -153,7 +161,11 @@ class FairQueue:
         before -= flow.costs.total() - own
         total = sum(other.cost for other in others.values())
         if share == 0:
-            return before / total
+            with_share = sum(other.cost for other in others.values() if other.share > 0)
+            if not with_share:
+                return before / total
+            left_over = max(_MIN_LEFT_OVER, 1.0 - self._shared_part)
+            return (with_share + (before - with_share + cost) / left_over - cost) / total
         rivals = sum(other.share for name, other in others.items() if name != tenant.class_name)
         flows = line.waiting_flows()
         weights = sum(other.weight for name, other in flows.items() if name != tenant.name)

@@ -246,7 +246,8 @@ async def test_the_margin_is_learned_from_those_that_waited():
     bench.now += 3.0
     ticket.prefilled()
     # Two seconds were expected, and it took six.
-    assert bench.admission.margin.value == pytest.approx(1.2 * (1 + 0.05 * 0.95))
+    assert bench.admission.margins["silver"].value == pytest.approx(1.2 * (1 + 0.05 * 0.95))
+    assert bench.admission.margins["gold"].value == 1.2
 
 
 async def test_without_workers_requests_pass_on_to_where_workers_are_waited_for():

@@ -121,8 +121,21 @@ def test_what_goes_before_a_new_request(who, priority, part):
     fill(queue, 1, GOLD, cost=40)
     fill(queue, 1, SILVER, cost=60)
     fill(queue, 1, BRONZE, cost=100)
-    assert queue.part_ahead(who, priority) == pytest.approx(part)
+    assert queue.work_ahead(who, priority, cost=10) == pytest.approx(part)
 
 
 def test_nothing_goes_before_the_first():
-    assert FairQueue().part_ahead(GOLD, 0) == 0.0
+    assert FairQueue().work_ahead(GOLD, 0, 10) == 0.0
+
+
+def test_without_a_share_it_goes_at_the_pace_that_others_have_left_over():
+    queue = FairQueue()
+    fill(queue, 400, GOLD)
+    popped(queue, 200)
+    # All 2000 of gold, and its own 10 a hundred times.
+    assert queue.work_ahead(BRONZE, 0, cost=10) == pytest.approx((2000 + 1000 - 10) / 2000)
+    fill(queue, 40, BRONZE)
+    popped(queue, 240)
+    # Nobody with a share waits: the bronze line's own pace.
+    fill(queue, 2, BRONZE)
+    assert queue.work_ahead(BRONZE, 0, cost=10) == 1.0
