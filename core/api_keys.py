@@ -16,6 +16,16 @@ DEFAULT_TENANT = "default"
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 
 
+def bearer_key(authorization: str | None) -> str:
+    """KEY of an `Authorization` header `Bearer KEY`. Raises Unauthenticated."""
+    if authorization is None:
+        raise Unauthenticated("an API key is needed: authorization: Bearer KEY")
+    match = _BEARER.fullmatch(authorization.strip())
+    if match is None:
+        raise Unauthenticated("the API key is not valid")
+    return match[1]
+
+
 class ApiKeys:
     """Tenants by key. Without any key, everybody may call.
 
@@ -27,14 +37,15 @@ class ApiKeys:
         self._secret = secrets.token_bytes(32)
         self._tenants = {self._digest(key): tenant for key, tenant in tenants.items()}
 
+    @property
+    def are_needed(self) -> bool:
+        return bool(self._tenants)
+
     def tenant(self, authorization: str | None) -> str:
         """The tenant of an `Authorization` header `Bearer KEY`. Raises Unauthenticated."""
         if not self._tenants:
             return DEFAULT_TENANT
-        if authorization is None:
-            raise Unauthenticated("an API key is needed: authorization: Bearer KEY")
-        match = _BEARER.fullmatch(authorization.strip())
-        tenant = self._tenants.get(self._digest(match[1])) if match else None
+        tenant = self._tenants.get(self._digest(bearer_key(authorization)))
         if tenant is None:
             raise Unauthenticated("the API key is not valid")
         return tenant

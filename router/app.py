@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 import uuid
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from core.api_keys import ApiKeys, read_api_keys
+from core.errors import StartupError
 from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
 from core.redis_client import connect_redis
@@ -19,15 +21,20 @@ from core.registry import Registry
 from core.rpc import RpcServer, wait_for_stop_signal
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
+from router.admission import Admission, AdmissionConfig
+from router.breaker import Breaker
+from router.fallback import Fallback, FallbackConfig
 from router.http.app import HttpApi
 from router.http.server import HttpServer
 from router.metrics import RouterGauges, RouterMetrics
 from router.placement import Placer
 from router.prefix_hints import PrefixHints
+from router.quotas import Quotas
 from router.request import Generation
 from router.requests import RequestTable
 from router.service import InferenceService
 from router.settings import RouterSettings
+from router.tenant_file import TenantBook
 from router.validate import ModelLimits
 from router.workers import PoolConfig, WorkerPool
 
@@ -70,12 +77,30 @@ class Router:
                 model=_digest(folder),
             ),
         )
+        self._breaker = Breaker()
         hints = PrefixHints(PrefixIndexReader(self._redis))
+        self._tenants = TenantBook(settings.tenants, keys)
+        self._quotas = Quotas(self._redis, router_id, self._tasks)
+        self._admission = Admission(
+            AdmissionConfig(
+                settings.max_queued_requests, settings.prefill_ahead_s, settings.load_max_age_s
+            ),
+            self._pool,
+            self._quotas,
+            rng,
+        )
+        self._pool.observe(self._admission)
+        limits = _model_limits(folder, settings.served_model_name)
+        self._fallback = _fallback(settings, limits.served_name)
         generation = Generation(
             router_id=router_id,
             tokenizer=Tokenizer(folder),
-            limits=_model_limits(folder, settings.served_model_name),
-            placer=Placer(self._pool, hints, settings.load_max_age_s, rng),
+            limits=limits,
+            placer=Placer(self._pool, self._breaker, hints, settings.load_max_age_s, rng),
+            tenants=self._tenants,
+            admission=self._admission,
+            breaker=self._breaker,
+            fallback=self._fallback,
             worker_wait_s=settings.worker_wait_s,
             rng=rng,
             metrics=RouterMetrics(CollectorRegistry()),
@@ -86,12 +111,12 @@ class Router:
         )
         self._server = RpcServer(settings.host, settings.port)
         inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceService(self._table, generation, folder, keys, settings.request_timeout_s),
+            InferenceService(self._table, generation, folder, settings.request_timeout_s),
             self._server.grpc_server,
         )
         self._http: HttpServer | None = None
         if settings.http_port is not None:
-            api = HttpApi(self._table, generation, keys, settings.request_timeout_s)
+            api = HttpApi(self._table, generation, settings.request_timeout_s)
             app = api.asgi(settings.cors_origins.replace(",", " ").split())
             self._http = HttpServer(app, settings.host, settings.http_port)
 
@@ -101,7 +126,8 @@ class Router:
         http = await self._http.start() if self._http is not None else None
         self._tasks.start(self._pool.run())
         self._tasks.start(self._follow_readiness())
-        self._tasks.start(self._table.run())
+        for part in (self._table, self._tenants, self._quotas, self._admission):
+            self._tasks.start(part.run())
         return Addresses(grpc, http)
 
     async def wait_ready(self) -> None:
@@ -118,11 +144,13 @@ class Router:
             await self._http.stop()
         await self._server.stop(_STOP_GRACE_S)
         await self._tasks.cancel(_STOP_GRACE_S)
+        await self._fallback.close()
         await self._redis.aclose()
 
     async def _follow_readiness(self) -> None:
         """Health is SERVING while there is a worker of each role."""
         while True:
+            self._breaker.forget_all_but(link.worker_id for link in self._pool.links)
             await self._server.set_serving(self._pool.is_ready)
             if self._pool.is_ready:
                 self._is_ready.set()
@@ -144,6 +172,24 @@ async def serve(settings: RouterSettings) -> None:
         await stop
     finally:
         await router.stop()
+
+
+def _fallback(settings: RouterSettings, served_name: str) -> Fallback:
+    """Raises StartupError when its key is missing."""
+    if settings.fallback_url is None:
+        return Fallback(None)
+    key_env = settings.fallback_api_key_env
+    api_key = os.environ.get(key_env) if key_env else None
+    if key_env and not api_key:
+        raise StartupError(f"the fallback's API key: variable {key_env} is not set")
+    return Fallback(
+        FallbackConfig(
+            url=settings.fallback_url,
+            api_key=api_key,
+            model=settings.fallback_model or served_name,
+            classes=frozenset(settings.fallback_classes),
+        )
+    )
 
 
 def _digest(folder: ModelFolder) -> str | None:

@@ -46,6 +46,7 @@ class WorkerLink:
         router_id: str,
         silence_s: float,
         on_change: Callable[[], None],
+        on_load: Callable[[str, types_pb2.Load], None],
     ) -> None:
         self.record = record
         self.state: types_pb2.WorkerState.ValueType = record.state
@@ -56,6 +57,7 @@ class WorkerLink:
         self._router_id = router_id
         self._silence_s = silence_s
         self._on_change = on_change
+        self._on_load = on_load
         self._sinks: dict[DispatchKey, OutputSink] = {}
         self._sent_since_report: dict[DispatchKey, int] = {}
         self._channel = open_channel(record.address)
@@ -184,6 +186,7 @@ class WorkerLink:
         if message.HasField("load"):
             self.load, self.load_at = message.load, time.monotonic()
             self._sent_since_report.clear()
+            self._on_load(self.worker_id, message.load)
         if message.state and message.state != self.state:
             self.state = message.state
             is_news = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.v1 import types_pb2, worker_pb2
@@ -51,6 +51,7 @@ class Attempt:
     """An OutputSink for one (request, attempt). Use once: `await run()`.
 
     `choices` are those that the dispatch is about: all of a request's, or one.
+    `on_first_output` is called with each worker whose first tokens have come.
     """
 
     def __init__(
@@ -58,9 +59,12 @@ class Attempt:
         dispatch: worker_pb2.Dispatch,
         placement: Placement,
         choices: Sequence[Choice],
+        on_first_output: Callable[[WorkerLink], None],
     ) -> None:
         self._message = dispatch
         self._placement = placement
+        self._on_first_output = on_first_output
+        self._heard: set[WorkerLink] = set()
         self._key = (dispatch.request_id, dispatch.attempt)
         self._open = dict(enumerate(choices))
         """Choices that go on, by their number in the dispatch."""
@@ -100,6 +104,9 @@ class Attempt:
 
     def on_output(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
         """Takes one worker's message; whatever is wrong with it fails the attempt."""
+        if link not in self._heard and output.token_ids:
+            self._heard.add(link)
+            self._on_first_output(link)
         try:
             self._take(link, output)
         except Exception as error:

@@ -21,7 +21,10 @@ MAX_TOKENS_PER_CHUNK = 2048
 
 
 class Chunk(NamedTuple):
-    """New output of one choice. Made for every token, so it is the cheapest kind of record."""
+    """New output of one choice. Without `token_ids` its text comes from another model.
+
+    One is made for every token, so it is the cheapest kind of record.
+    """
 
     choice: int
     output_index: int
@@ -44,7 +47,10 @@ class Outcome:
 
 
 class ChoiceLog:
-    """Tokens of one choice with the text and log-probabilities that belong to them."""
+    """Pieces of one choice: tokens, each with its text and log-probabilities, or text alone.
+
+    A choice has all of its pieces of one kind.
+    """
 
     def __init__(self, choice: int, log: OutputLog) -> None:
         self.token_ids: list[int] = []
@@ -56,16 +62,25 @@ class ChoiceLog:
         self._logprobs: list[types_pb2.TokenLogprobs] = []
         self._rest = ""
 
+    @property
+    def num_pieces(self) -> int:
+        """Tokens, or pieces of another model's text."""
+        return len(self._texts)
+
     def append(
         self, token_id: int, text: str, logprobs: types_pb2.TokenLogprobs | None = None
     ) -> None:
         """Adds one token. Requests have `logprobs` for all tokens or for none."""
-        if not self.token_ids:
-            self._log.note_first_token()
         self.token_ids.append(token_id)
-        self._texts.append(text)
         if logprobs is not None:
             self._logprobs.append(logprobs)
+        self.append_text(text)
+
+    def append_text(self, text: str) -> None:
+        """Adds a piece of text that has no tokens of this model."""
+        if not self._texts:
+            self._log.note_first_token()
+        self._texts.append(text)
         self._log.notify()
 
     def finish(self, reason: types_pb2.FinishReason.ValueType, rest: str = "") -> None:
@@ -76,23 +91,27 @@ class ChoiceLog:
         self._log.notify()
 
     def since(self, num_sent: int) -> Chunk:
-        """What a follower that has `num_sent` tokens gets next."""
-        num_tokens = len(self.token_ids)
-        end = min(num_tokens, num_sent + MAX_TOKENS_PER_CHUNK)
+        """What a follower that has `num_sent` pieces gets next: MAX_TOKENS_PER_CHUNK at most."""
+        num_pieces = len(self._texts)
+        end = min(num_pieces, num_sent + MAX_TOKENS_PER_CHUNK)
         texts = self._texts[num_sent:end]
         text = texts[0] if len(texts) == 1 else "".join(texts)
         reason = types_pb2.FINISH_REASON_UNSPECIFIED
-        if self.is_finished and end == num_tokens:
+        if self.is_finished and end == num_pieces:
             text += self._rest
             reason = self.finish_reason
         return Chunk(
             self._choice,
-            num_sent,
+            num_sent if self.token_ids else 0,
             self.token_ids[num_sent:end],
             text,
             self._logprobs[num_sent:end] if self._logprobs else (),
             reason,
         )
+
+    def end_after(self, num_sent: int) -> int:
+        """How many pieces a follower has after the next chunk."""
+        return min(self.num_pieces, num_sent + MAX_TOKENS_PER_CHUNK)
 
 
 class OutputLog:
@@ -202,7 +221,7 @@ class Follower:
 
     def _has_news(self) -> bool:
         return any(
-            cursor.choice.is_finished or len(cursor.choice.token_ids) > cursor.num_sent
+            cursor.choice.is_finished or cursor.choice.num_pieces > cursor.num_sent
             for cursor in self._open
         )
 
@@ -217,10 +236,10 @@ class Follower:
             if choice.is_finished:
                 if is_last and self.log.outcome is None and self.log.error is None:
                     continue
-            elif len(choice.token_ids) == cursor.num_sent:
+            elif choice.num_pieces == cursor.num_sent:
                 continue
             chunk = choice.since(cursor.num_sent)
-            cursor.num_sent += len(chunk.token_ids)
+            cursor.num_sent = choice.end_after(cursor.num_sent)
             if chunk.finish_reason:
                 del self._open[index]
             elif not is_last:

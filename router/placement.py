@@ -11,10 +11,14 @@ from core.errors import Unavailable
 from core.fingerprint import hash_scope
 from core.hashing import block_hashes
 from router.attach import WorkerLink
+from router.breaker import Breaker
 from router.dispatch import Placement
 from router.prefix_hints import PrefixHints
 from router.routing import DecodeView, PrefillView, choose_decode, choose_prefill
 from router.workers import WorkerPool
+
+_RETRY_AFTER_S = 5.0
+"""Where a worker is missing: about what it takes to start one that is there to be started."""
 
 
 @dataclass(frozen=True)
@@ -22,20 +26,24 @@ class Placer:
     """Chooses workers. `load_max_age_s`: older load reports count as unknown."""
 
     pool: WorkerPool
+    breaker: Breaker
     hints: PrefixHints
     load_max_age_s: float
     rng: random.Random
 
     async def place(
-        self, token_ids: Sequence[int], avoid: Collection[str] = frozenset()
+        self, token_ids: Sequence[int], salt: str = "", avoid: Collection[str] = frozenset()
     ) -> Placement:
-        """A pair for a sequence that begins with `token_ids`. Raises Unavailable."""
+        """A pair for a sequence that begins with `token_ids`, cached in the scope of `salt`.
+
+        Raises Unavailable.
+        """
         candidates = self._links(types_pb2.ROLE_PREFILL) + self._links(types_pb2.ROLE_DECODE)
         fingerprint = self.pool.fingerprint
         assert fingerprint is not None, "a usable worker implies a fingerprint"
         block_size = fingerprint.block_size
         num_blocks = -(-len(token_ids) // block_size)
-        hashes = block_hashes(token_ids, block_size, hash_scope(fingerprint))
+        hashes = block_hashes(token_ids, block_size, hash_scope(fingerprint, salt))
         held = await self.hints.held_blocks(hashes, candidates)
         # Workers may have come and gone during the wait.
         prefills = {link.worker_id: link for link in self._links(types_pb2.ROLE_PREFILL)}
@@ -56,8 +64,8 @@ class Placer:
         links = self.pool.usable(role)
         if not links:
             name = types_pb2.Role.Name(role).removeprefix("ROLE_").lower()
-            raise Unavailable(f"no {name} worker is ready")
-        return links
+            raise Unavailable(f"no {name} worker is ready", retry_after_s=_RETRY_AFTER_S)
+        return self.breaker.allowed(links)
 
     def _prefill_view(self, link: WorkerLink, held: dict[str, int], block_size: int) -> PrefillView:
         load = link.fresh_load(self.load_max_age_s)

@@ -140,7 +140,8 @@ class RequestTable:
         if not request.request_id:
             request.request_id = uuid.uuid4().hex
         worker_request_id = f"{self._shared.router_id}/{next(self._numbers)}/{request.request_id}"
-        run = RequestRun(request, worker_request_id, deadline, self._shared)
+        owner = self._shared.tenants.current.named(tenant)
+        run = RequestRun(request, worker_request_id, deadline, owner, self._shared)
         task = asyncio.get_running_loop().create_task(run.run())
         entry = _Entry((tenant, request.request_id), run, task, digest, is_named)
         self._running[entry.key] = entry

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
-from core.api_keys import ApiKeys
 from core.errors import BatonError
 from core.model_folder import ModelFolder
 from core.rpc import pod_errors
@@ -29,13 +28,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         table: RequestTable,
         shared: Generation,
         folder: ModelFolder,
-        keys: ApiKeys,
         request_timeout_s: float,
     ) -> None:
         self._table = table
         self._shared = shared
         self._folder = folder
-        self._keys = keys
         self._request_timeout_s = request_timeout_s
 
     async def Generate(
@@ -89,7 +86,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     def _tenant(self, context: Any) -> str:
         """The caller's tenant. Raises Unauthenticated."""
         metadata = dict(context.invocation_metadata() or ())
-        return self._keys.tenant(metadata.get("authorization"))
+        return self._shared.tenants.tenant(metadata.get("authorization"))
 
 
 async def _messages(

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from core.settings import Settings
+from router.tenants import ClassName
 
 
 class RouterSettings(Settings):
@@ -29,7 +30,9 @@ class RouterSettings(Settings):
         "",
         description="Origins whose web pages may call the HTTP API, with commas between; * is all",
     )
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Registry and prefix index")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0", description="Registry, prefix index and quotas"
+    )
     log_level: str = Field("INFO", pattern="(?i)^(debug|info|warning|error)$", description="Logs")
     request_timeout_s: float = Field(
         600.0, gt=0, description="Longest life of a request; a client's own deadline is shorter"
@@ -47,5 +50,30 @@ class RouterSettings(Settings):
     )
     load_max_age_s: float = Field(
         3.0, gt=0, description="A load report older than this counts as unknown"
+    )
+    tenants: Path | None = Field(
+        None, description="YAML file of classes, tenants, keys and quotas; read again on change"
+    )
+    max_queued_requests: int = Field(
+        1024, ge=1, description="Requests of one tenant that may wait in the router"
+    )
+    prefill_ahead_s: float = Field(
+        0.25,
+        gt=0,
+        description="Work that is sent ahead to a prefill worker; the rest waits in the router",
+    )
+    fallback_url: str | None = Field(
+        None,
+        pattern="^https?://.+",
+        description="OpenAI-compatible endpoint (https://host/v1) for what cannot be served here",
+    )
+    fallback_api_key_env: str | None = Field(
+        None, description="Environment variable that holds the fallback's API key"
+    )
+    fallback_model: str | None = Field(
+        None, description="Model to ask the fallback for; the served name if not given"
+    )
+    fallback_classes: list[ClassName] = Field(
+        ["gold"], description="Classes whose requests may go to the fallback"
     )
     worker_poll_s: float = Field(1.0, gt=0, description="How often the registry is read")

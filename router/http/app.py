@@ -11,7 +11,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from core.api_keys import ApiKeys
 from core.chat_template import ChatMessage
 from core.errors import InvalidArgument
 from router.http.answer import answer
@@ -43,7 +42,6 @@ class HttpApi:
 
     table: RequestTable
     shared: Generation
-    keys: ApiKeys
     request_timeout_s: float
     started_at: float = field(default_factory=time.time)
 
@@ -177,7 +175,7 @@ class _Boundary:
             call.take_request_id()
             _check_headers(scope)
             if scope["path"] not in _OPEN_PATHS:
-                call.tenant = self._api.keys.tenant(call.header("authorization"))
+                call.tenant = self._api.shared.tenants.tenant(call.header("authorization"))
             # With "app" there, unknown paths and methods are raised and not answered.
             scope.update({"baton.call": call, "app": self})
             await self._router(scope, receive, send)

@@ -35,7 +35,7 @@ class Choice:
 def attempt(choice: Choice) -> Attempt:
     dispatch = worker_pb2.Dispatch(request_id="r", attempt=1, n=1, prompt_logprobs=0)
     placement = SimpleNamespace(prefill=PREFILL, decode=DECODE, links=(PREFILL, DECODE))
-    return Attempt(dispatch, placement, [choice])  # type: ignore[arg-type, list-item]
+    return Attempt(dispatch, placement, [choice], lambda _: None)  # type: ignore[arg-type, list-item]
 
 
 def token(token_id: int, index: int = 0) -> worker_pb2.SequenceOutput:
