@@ -16,7 +16,11 @@ class RouterSettings(Settings):
     )
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Registry and prefix index")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        description="Registry and prefix index: redis://, rediss:// (TLS), "
+        "redis+sentinel://host,host/service/db or redis+cluster://host,host",
+    )
     log_level: str = Field("INFO", pattern="(?i)^(debug|info|warning|error)$", description="Logs")
     request_timeout_s: float = Field(
         600.0, gt=0, description="Longest life of a request; a client's own deadline is shorter"
