@@ -1,7 +1,7 @@
 """Prefix index: which worker holds which KV block. Workers write, the router reads.
 
-`core/prefix_index_store.py` says how Redis keeps it. An entry takes about 75 bytes for a block
-and 1 bit for each slot, whoever else holds the block (`python -m bench.index`).
+`core/prefix_index_store.py` says how Redis keeps it. A block takes about 65 bytes, whoever and
+however many hold it, and about 1/8 byte more for each worker beyond 112 (`python -m bench.index`).
 
 A lookup counts only candidates by (worker id, epoch), so a former life's entries fall away at
 once. Whatever may have made Redis miss an event (it was flushed, has old contents, lost its

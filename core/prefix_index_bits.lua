@@ -11,10 +11,11 @@ local function set_bit(bitmap, slot)
 end
 
 local function clear_bit(bitmap, slot)
-  local at = math.floor(slot / 8) + 1
-  if #bitmap < at then return bitmap end
-  local byte = bit.band(string.byte(bitmap, at), bit.bnot(bit.lshift(1, slot % 8)))
-  bitmap = string.sub(bitmap, 1, at - 1) .. string.char(byte) .. string.sub(bitmap, at + 1)
+  local at, mask = math.floor(slot / 8) + 1, bit.lshift(1, slot % 8)
+  local byte = string.byte(bitmap, at) or 0
+  if bit.band(byte, mask) == 0 then return bitmap end
+  byte = string.char(bit.bxor(byte, mask))
+  bitmap = string.sub(bitmap, 1, at - 1) .. byte .. string.sub(bitmap, at + 1)
   return (string.gsub(bitmap, '%z+$', ''))
 end
 

@@ -31,7 +31,9 @@ class RouterSettings(Settings):
         description="Origins whose web pages may call the HTTP API, with commas between; * is all",
     )
     redis_url: str = Field(
-        "redis://127.0.0.1:6379/0", description="Registry, prefix index and quotas"
+        "redis://127.0.0.1:6379/0",
+        description="Registry, prefix index and quotas: redis://, rediss:// (TLS), "
+        "redis+sentinel://host,host/service/db or redis+cluster://host,host",
     )
     log_level: str = Field("INFO", pattern="(?i)^(debug|info|warning|error)$", description="Logs")
     request_timeout_s: float = Field(

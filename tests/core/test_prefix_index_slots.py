@@ -63,11 +63,12 @@ async def test_every_worker_is_counted_whatever_the_others_hold(store, counted, 
     assert await counted(prompt, *lengths) == lengths
 
 
-async def test_a_worker_that_nobody_asked_about_changes_no_answer(store, counted):
-    prompt = hashes(20)
-    for worker_id, length in (("p0", 5), ("p1", 20), ("p2", 9)):
-        await publish(store, worker_id, prompt[:length])
-    assert await counted(prompt, "p2", "p0") == {"p2": 9, "p0": 5}
+async def test_slots_that_nobody_asked_about_are_not_looked_for(store):
+    for worker_id, length in (("p0", 5), ("p1", 20), ("p2", 9), ("p3", 0)):
+        await publish(store, worker_id, hashes(20)[:length])
+    version = (await store.slots()).version
+    assert await store.lookup(version, hashes(20), [3, 2, 0]) == {2: 9, 0: 5, 3: 0}
+    assert await store.lookup(b"another", hashes(20), [0]) is None
 
 
 async def test_a_slot_is_not_given_away_before_it_is_clean(store, monkeypatch):
@@ -76,6 +77,13 @@ async def test_a_slot_is_not_given_away_before_it_is_clean(store, monkeypatch):
     assert await store.begin(Life("p1", 1, 1)) == 1
     await scrub(store, retired)
     assert await store.begin(Life("p2", 1, 1)) == 0
+
+
+async def test_a_retired_slot_does_not_count_even_before_it_is_clean(store, counted, monkeypatch):
+    await publish(store, "dead", hashes(9))
+    assert await counted(hashes(9), "dead") == {"dead": 9}
+    await retire_silent(store, monkeypatch)
+    assert await counted(hashes(9), "dead") == {"dead": 0}
 
 
 async def test_scrubbing_removes_what_only_the_dead_held(store, counted, monkeypatch, redis):
@@ -162,11 +170,16 @@ async def test_when_one_key_is_gone_the_index_begins_anew(store, counted, redis,
     await publish(store, "p1", hashes(9))
     await redis.delete(key)
     assert not await store.write(slot, life, (1, 2), {})
-    await publish(store, "p2", hashes(5))
-    assert await counted(hashes(9), "p0", "p1", "p2") == {"p0": 0, "p1": 0, "p2": 5}
+    await publish(store, "p2", hashes(2))
+    assert await counted(hashes(9), "p0", "p1", "p2") == {"p0": 0, "p1": 0, "p2": 2}
 
 
 async def test_an_index_that_nobody_writes_expires(store, redis):
-    await publish(store, "p0", hashes(4))
-    assert 0 < await redis.ttl(BLOCKS) <= 3600
-    assert 0 < await redis.ttl(SLOTS) <= 3600
+    life = Life("p0", 1, 1)
+    slot = await store.begin(life)
+    for key in (BLOCKS, SLOTS):
+        assert 0 < await redis.ttl(key) <= 3600
+        await redis.persist(key)
+    await store.write(slot, life, (0, 1), {})
+    for key in (BLOCKS, SLOTS):
+        assert 0 < await redis.ttl(key) <= 3600
