@@ -200,6 +200,9 @@ class Pair:
         )
         return result
 
+    def result(self, name: str, attempt: int = 1) -> Result:
+        return self._results[(name, attempt)]
+
     async def generate(self, prompt: list[int], name: str, **fields: object) -> Result:
         """Sends and waits for the end."""
         result = await self.send(self.dispatch(prompt, name, **fields))  # type: ignore[arg-type]
