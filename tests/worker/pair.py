@@ -242,6 +242,9 @@ class Pair:
             raise results[0].error
         return results
 
+    def result(self, name: str, attempt: int = 1) -> Result:
+        return self._results[(name, attempt)]
+
     async def generate(self, prompt: list[int], name: str, **fields: object) -> Result:
         """Sends and waits for the end."""
         return (await self.generate_choices(prompt, name, **fields))[0]

@@ -8,31 +8,10 @@ from typing import Any
 
 import pytest
 
-from core.errors import TransferError
-from kvtransfer.base import Pull
 from kvtransfer.service import ExportService
 from tests.engine.harness import make_prompt
 from tests.worker.pair import flip_a_byte_of, pair
-
-
-class StuckPull(Pull):
-    """A read that neither ends nor settles by itself."""
-
-    def __init__(self) -> None:
-        self.has_begun = asyncio.Event()
-        self.is_aborted = asyncio.Event()
-        self.may_settle = asyncio.Event()
-
-    async def done(self) -> None:
-        self.has_begun.set()
-        await self.is_aborted.wait()
-        raise TransferError("the read was aborted")
-
-    def abort(self) -> None:
-        self.is_aborted.set()
-
-    async def settled(self) -> None:
-        await self.may_settle.wait()
+from tests.worker.reads import StuckPull
 
 
 async def test_a_read_that_is_given_up_is_aborted_and_its_blocks_are_nobodys_until_it_settles(

@@ -1,22 +1,21 @@
-"""Requests that end while they wait for room on decode."""
+"""Requests that end while they wait on decode, most of them for room."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 
+from baton.v1 import worker_pb2
+from core.errors import Unavailable
+from kvtransfer.peers import Peer
 from tests.engine.harness import make_prompt
-from tests.worker.pair import Pair, pair
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.005)
+from tests.worker.pair import ROUTER, Pair, pair
+from tests.worker.reads import until
 
 
 @asynccontextmanager
@@ -52,3 +51,45 @@ async def test_a_request_that_prefill_ends_leaves_the_line(
         both.prefill.host.service.abort(("waiting", 1))
         await until(lambda: both.decode.load.queue_depth == 0)
         both.decode.host.service.abort(("waiting", 1))
+
+
+async def test_a_grant_that_is_given_up_makes_room_for_the_next_in_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.host.HEARTBEAT_S", 60)
+    async with pair(folder, decode={"num_gpu_blocks_override": 8}) as both:
+        # Prefill computes nothing, so that both hand-offs end where they begin.
+        monkeypatch.setattr(both.prefill.host.loop, "add", lambda _: None)
+        await both.send(both.dispatch(make_prompt(100), "granted"))
+        await until(lambda: both.decode.load.imports == 1)
+        await both.send(both.dispatch(make_prompt(90), "next"))
+        await until(lambda: both.decode.load.queue_depth == 1)
+        await both.abort("granted")
+        await until(lambda: both.decode.load.queue_depth == 0)
+        assert both.decode.load.blocks.referenced == 6
+        await both.abort("next")
+
+
+async def test_a_router_that_leaves_during_the_handshake_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(folder) as both:
+        host = both.decode.host
+        real_connected = host.peers.connected
+
+        def has_left() -> bool:
+            try:
+                host.hub.require(ROUTER)
+            except Unavailable:
+                return True
+            return False
+
+        async def connected(address: worker_pb2.WorkerAddress) -> Peer:
+            await both.detach()
+            await until(has_left)
+            return await real_connected(address)
+
+        monkeypatch.setattr(host.peers, "connected", connected)
+        with pytest.raises(grpc.RpcError):
+            await both.send(both.dispatch(make_prompt(40), "late"))
+        assert len(host.service._requests) == 0  # type: ignore[attr-defined]
