@@ -37,6 +37,11 @@ class ApiKeys:
         self._secret = secrets.token_bytes(32)
         self._tenants = {self._digest(key): tenant for key, tenant in tenants.items()}
 
+    @classmethod
+    def load(cls, path: Path) -> ApiKeys:
+        """Those of the operator's file. Raises StartupError."""
+        return cls(read_api_keys(path))
+
     @property
     def are_needed(self) -> bool:
         return bool(self._tenants)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
-from core.api_keys import ApiKeys, read_api_keys
+from core.api_keys import ApiKeys
 from core.errors import StartupError
 from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
@@ -62,7 +62,7 @@ class Router:
 
     def __init__(self, settings: RouterSettings) -> None:
         folder = ModelFolder.load(resolve_model(settings.model))
-        keys = ApiKeys(read_api_keys(settings.api_keys) if settings.api_keys else {})
+        keys = ApiKeys.load(settings.api_keys) if settings.api_keys else ApiKeys({})
         router_id = f"router-{uuid.uuid4().hex[:8]}"
         rng = random.Random()
         self._redis = connect_redis(settings.redis_url)

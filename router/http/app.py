@@ -170,7 +170,7 @@ class _Boundary:
         self._router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, send, self._api.shared.metrics)
+        call = Call(scope, receive, send)
         try:
             call.take_request_id()
             _check_headers(scope)
@@ -180,9 +180,11 @@ class _Boundary:
             scope.update({"baton.call": call, "app": self})
             await self._router(scope, receive, send)
         except ClientLeft:
-            call.count(CLIENT_LEFT)
+            call.status = CLIENT_LEFT
         except Exception as error:
             await call.fail(to_http(error, call.names, call.request_id))
+        finally:
+            self._api.shared.metrics.http_responses.labels(str(call.status)).inc()
 
 
 def _check_headers(scope: Scope) -> None:

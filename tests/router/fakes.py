@@ -118,6 +118,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self._tasks.start(self._play(dispatch, decode))
 
     async def _play(self, dispatch: worker_pb2.Dispatch, decode: FakeWorker) -> None:
+        if dispatch.HasField("prompt_logprobs") and len(dispatch.prompt_token_ids) > 1:
+            scored = dispatch.prompt_token_ids[1:]
+            logprobs = [script_logprobs(item, dispatch.prompt_logprobs) for item in scored]
+            self.send(dispatch, worker_pb2.SequenceOutput(prompt_logprobs=logprobs))
         for choice in range(dispatch.n):
             await self._play_choice(dispatch, decode, choice)
 
@@ -126,10 +130,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     ) -> None:
         first = len(dispatch.output_token_ids)
         hello = self.script_output(dispatch, first, choice, cached_tokens=8)
-        if choice == 0 and dispatch.HasField("prompt_logprobs"):
-            scored = dispatch.prompt_token_ids[1:]
-            num_top = dispatch.prompt_logprobs
-            hello.prompt_logprobs.extend(script_logprobs(item, num_top) for item in scored)
         if not self.script.decode_first or hello.finish_reason:
             self.send(dispatch, hello)
         if not hello.finish_reason:

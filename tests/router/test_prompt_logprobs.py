@@ -10,7 +10,15 @@ from baton.v1 import types_pb2, worker_pb2
 from router import service
 from router.dispatch import Attempt
 
-PREFILL, DECODE = SimpleNamespace(worker_id="p"), SimpleNamespace(worker_id="d")
+
+class Link:
+    """Stands for a worker's link."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+
+
+PREFILL, DECODE = Link("p"), Link("d")
 
 
 def scores(*values: float) -> list[types_pb2.TokenLogprobs]:

@@ -25,6 +25,15 @@ async def exchange(s, *parts):
     return int(head.split()[1]), body["error"]["code"]
 
 
+async def has_left(s):
+    """Returns when one client counts as one that has left."""
+    metrics = ""
+    async with asyncio.timeout(20):
+        while 'baton_http_responses_total{status="499"} 1.0' not in metrics:
+            metrics = (await s.http.get("/metrics")).text
+            await asyncio.sleep(0.02)
+
+
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_a_body_over_the_limit_is_read_and_refused(serve, is_chunked):
     async def parts():
@@ -71,14 +80,36 @@ async def test_a_client_that_leaves_in_its_body_leaves_nothing(serve):
         writer.write(POST + b"content-length: 100\r\n\r\n{")
         await writer.drain()
         writer.close()
-        metrics = ""
-        async with asyncio.timeout(5):
-            while 'baton_http_responses_total{status="499"} 1.0' not in metrics:
-                metrics = (await s.http.get("/metrics")).text
-                await asyncio.sleep(0.01)
+        await has_left(s)
 
 
 async def test_a_body_that_does_not_come_is_a_timeout(serve, monkeypatch):
     monkeypatch.setattr("router.http.call.BODY_TIMEOUT_S", 0.1)
     async with serve() as s:
         assert await exchange(s, POST + b"content-length: 5\r\n\r\n{") == (408, "timeout")
+
+
+async def test_a_client_that_never_reads_is_given_up_after_its_deadline(serve, monkeypatch):
+    monkeypatch.setattr("router.http.answer._READ_GRACE_S", 0.1)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "headers": [(b"x-request-timeout", b"0.2")],
+    }
+    messages = [
+        {"type": "http.request", "body": b'{"prompt":"a","stream":true}', "more_body": False}
+    ]
+
+    async def receive():
+        return messages.pop() if messages else await asyncio.Event().wait()
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async with serve() as s, asyncio.timeout(10):
+        await s.stack.router._http._server.config.app(scope, receive, send)
+        await has_left(s)

@@ -72,6 +72,12 @@ async def test_an_echo_without_tokens_only_scores(serve):
     assert answer.usage.completion_tokens == 0
 
 
+async def test_a_prompt_of_one_token_has_no_score(serve):
+    async with serve() as s:
+        answer = await s.complete("x", echo=True, logprobs=0, max_tokens=3)
+    assert answer.choices[0].logprobs.token_logprobs == [None, -0.25, -0.25, -0.25]
+
+
 async def test_streamed_logprobs_join_to_the_same(serve):
     async with serve(script=Script([*AE, EOS_TOKEN_ID])) as s:
         parameters = {"echo": True, "logprobs": 1}
