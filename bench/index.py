@@ -112,7 +112,8 @@ class IndexBench:
         self._reporter.check("lookups", 1e6 / cost.redis_us, "per Redis-core second", ">= 10000")
 
     async def _lengths(self) -> None:
-        """Twice as long is one step more; the shortest are what all workers hold."""
+        """Twice as long is one step more, and nothing more beyond the most keys that are sent.
+        The shortest are what all workers hold."""
         search_us = []
         for divisor in SHORTENED:
             length = self._shape.prompt_blocks // divisor
