@@ -141,3 +141,23 @@ async def test_the_next_prompt_gets_its_room_while_one_is_computed_and_an_end_st
         await both.until_idle()
         # What was on the device came to its end, and that was all.
         assert steps == [["first"]]
+
+
+async def test_what_decode_gives_up_is_not_computed_to_its_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_compute = threading.Event()
+    real_execute = ModelRunner.execute
+
+    def execute(self: ModelRunner, batch: StepBatch, after_layer: Any = None) -> Any:
+        may_compute.wait(30)
+        return real_execute(self, batch, after_layer)
+
+    monkeypatch.setattr(ModelRunner, "execute", execute)
+    async with pair(folder) as both:
+        result = await both.send(both.dispatch(make_prompt(100), "given-up"))
+        await until(lambda: both.prefill.load.exports == 1)
+        both.decode.host.service.abort(("given-up", 1))
+        await asyncio.wait_for(result.ended.wait(), 20)
+        may_compute.set()
+        assert "gave the hand-off up" in str(result.error)
