@@ -3,7 +3,8 @@
     dispatch → grant (room) → pull what prefill announces → release → commit → decode
 
 Until the commit the import owns the blocks, after it the sequence. The request's task is the
-owner of both: its `finally` frees them on every path.
+owner of both: its `finally` frees them on every path. A dispatch without a prefill worker goes
+the way of `decode_svc.local`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from core.errors import BatonError, TransferError, Unavailable
 from core.hashing import block_hashes
 from core.logs import event
 from core.rpc import pod_errors
+from decode_svc.local import LocalMeter, check_local, start_local
 from decode_svc.room import Room
 from engine.batch import SequenceUpdate, StepBatch
 from engine.sequence import Sequence
@@ -61,9 +63,12 @@ class _Request:
     """State of one request."""
 
     dispatch: worker_pb2.Dispatch
-    peer: Peer
+    prefill: Peer | None
+    """None: the prompt is computed here."""
     sequence: Sequence
     digest_plan: DigestPlan
+    num_missing_blocks: int
+    """Blocks that it needs and the cache had not, when it came."""
     news: asyncio.Queue[_News] = field(default_factory=asyncio.Queue)
     ended: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -75,6 +80,12 @@ class _Request:
     @property
     def key(self) -> RequestKey:
         return self.sequence.key
+
+    @property
+    def peer(self) -> Peer:
+        """Of a request that is handed off."""
+        assert self.prefill is not None, "computed here"
+        return self.prefill
 
     def end(self, error: Exception | None = None) -> None:
         """The sequence is over. Nothing when the task was cancelled meanwhile."""
@@ -102,6 +113,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         )
         self._room = Room(pool, host.engine.scheduler, self._imports)
         self._requests: RequestTable[_Request] = RequestTable(host.hub, host.tasks, host.clock)
+        self._local_meter = LocalMeter()
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         worker_pb2_grpc.add_DecodeServicer_to_server(self, server)
@@ -117,16 +129,31 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         sequence = sequence_from_dispatch(
             dispatch, self._host.identity.fingerprint, self._host.engine.max_model_len
         )
-        peer = await self._host.peers.connected(request.prefill)
-        # The router may have left meanwhile, and its requests end when it leaves.
-        self._host.hub.require(dispatch.router_id)
-        state = _Request(dispatch, peer, sequence, self._host.settings.digest_plan())
+        peer = None
+        if request.HasField("prefill"):
+            peer = await self._host.peers.connected(request.prefill)
+            # The router may have left meanwhile, and its requests end when it leaves.
+            self._host.hub.require(dispatch.router_id)
+        else:
+            check_local(dispatch.n, dispatch.HasField("prompt_logprobs"))
+        sequence.block_hashes = self._hashes(sequence)
+        state = _Request(
+            dispatch,
+            peer,
+            sequence,
+            self._host.settings.digest_plan(),
+            self._num_missing_blocks(sequence),
+        )
         self._requests.start(dispatch, state, self._serve)
         return worker_pb2.DispatchReply()
 
     async def _serve(self, request: _Request) -> None:
         try:
-            await self._receive(request)
+            if request.prefill is None:
+                pool = self._host.engine.pool
+                await start_local(request.sequence, self._room, self._host.loop, pool.block_size)
+            else:
+                await self._receive(request)
             await request.ended
         finally:
             self._free(request)
@@ -136,7 +163,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         self._room.withdraw(request.key)
         self._imports.abort(request.key)
         self._host.loop.abort(request.key)
-        if not request.is_released:
+        if request.prefill is not None and not request.is_released:
             self._host.tasks.start(self._give_up_export(request))
         self.on_room()
 
@@ -273,7 +300,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
         if (request.peer.epoch, self._host.identity.epoch) != (prefill_epoch, decode_epoch):
             raise Unavailable("one of the two workers has restarted since the dispatch")
         try:
-            await self._room.take(request.sequence, lambda: self._hashes(request.sequence))
+            await self._room.take(request.sequence)
         except asyncio.CancelledError:
             if self._requests.get(key) is request:
                 raise
@@ -305,7 +332,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
 
     def revoke(self, key: ImportKey, error: types_pb2.ErrorDetail | None) -> None:
         request = self._requests.get(key)
-        if request is None:
+        if request is None or request.prefill is None:
             return
         if error is not None:
             event(logger, logging.INFO, "prefill_gave_up", request_id=key[0], code=error.code)
@@ -315,9 +342,14 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
 
     def _require(self, key: ImportKey) -> _Request:
         request = self._requests.get(key)
-        if request is None:
+        if request is None or request.prefill is None:
             raise TransferError(f"{key[0]} attempt {key[1]} is not known here")
         return request
+
+    def _num_missing_blocks(self, sequence: Sequence) -> int:
+        pool = self._host.engine.pool
+        num_blocks = -(-sequence.num_tokens // pool.block_size)
+        return num_blocks - pool.match_length(sequence.block_hashes)
 
     def _hashes(self, sequence: Sequence) -> list[bytes]:
         size = self._host.engine.pool.block_size
@@ -326,7 +358,8 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
     # StepObserver: on the event loop, between steps
 
     def on_scheduled(self, batch: StepBatch) -> frozenset[int]:
-        """Nothing to do: blocks belong to their sequences."""
+        """Blocks belong to their sequences already."""
+        self._local_meter.begin(batch, self._host.clock())
         return frozenset()
 
     def on_layers(self, batch: StepBatch, num_layers: int) -> None:
@@ -348,6 +381,7 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
 
     def on_updates(self, updates: list[SequenceUpdate]) -> None:
         """Sends every new token; all of a step travel in one message per router."""
+        self._local_meter.end(self._host.clock())
         for update in updates:
             request = self._requests.get(update.sequence.key)
             if request is None or update.token is None:
@@ -355,6 +389,8 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
             output = token_output(
                 update.sequence, update.token, update.output_index, update.finish_reason
             )
+            if request.prefill is None:
+                output.cached_tokens = update.sequence.num_cached_tokens
             self._host.hub.publish(request.dispatch.router_id, output)
             if update.finish_reason is not None:
                 request.end()
@@ -377,8 +413,9 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
 
     def _has_begun(self, request: _Request) -> bool:
         """Whether blocks belong to it, or did."""
-        is_importing = self._imports.get(request.key) is not None
-        return is_importing or request.sequence.num_computed_tokens > 0
+        if self._imports.get(request.key) is not None or request.sequence.block_table:
+            return True
+        return request.sequence.num_computed_tokens > 0
 
     def on_room(self) -> None:
         self._room.update()
@@ -398,4 +435,11 @@ class DecodeService(RoleService, worker_pb2_grpc.DecodeServicer):
             queued_tokens=scheduler.num_queued_tokens,
             running=scheduler.num_running,
             imports=self._imports.num_open,
+            requests=len(self._requests),
+            pending_blocks=sum(
+                request.num_missing_blocks
+                for request in self._requests
+                if not self._has_begun(request)
+            ),
+            prefill_s_per_token=self._local_meter.s_per_token,
         )

@@ -31,6 +31,7 @@ from core.errors import (
     from_exception,
     to_detail,
 )
+from core.hashing import block_hashes
 from core.logs import event
 from core.rpc import pod_errors
 from engine.batch import SampledToken, ScheduledSequence, SequenceUpdate, StepBatch
@@ -41,8 +42,9 @@ from kvtransfer.link import LinkEstimate
 from kvtransfer.peers import Peer
 from kvtransfer.service import ExportService
 from prefill_svc.gate import Gate, Ticket
-from prefill_svc.overlap import Chunk, ComputeMeter, layer_boundaries
+from prefill_svc.overlap import Chunk, layer_boundaries
 from prefill_svc.progress import Piece, Pieces, Progress, ProgressQueue
+from worker.compute_meter import ComputeMeter
 from worker.convert import logprobs_to_proto, sequence_from_dispatch, token_output
 from worker.host import RoleService, WorkerHost
 from worker.requests import RequestKey, RequestTable
@@ -63,6 +65,8 @@ class _Prompt:
     decode: worker_pb2.WorkerAddress
     sequence: Sequence
     ticket: Ticket
+    num_uncached: int
+    """Tokens to compute, as it seemed when the prompt came."""
     block_ids: list[int] = field(default_factory=list)
     progress: ProgressQueue = field(default_factory=ProgressQueue)
     peer: Peer | None = None
@@ -73,6 +77,13 @@ class _Prompt:
     @property
     def key(self) -> RequestKey:
         return self.sequence.key
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens still to compute."""
+        if not self.block_ids:
+            return self.num_uncached
+        return self.sequence.num_tokens - self.sequence.num_computed_tokens
 
 
 class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
@@ -126,9 +137,17 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
         sequence.sampling = dataclasses.replace(sequence.sampling, max_tokens=num_outputs + 1)
         num_blocks = -(-sequence.num_tokens // self._host.engine.pool.block_size)
         ticket = Ticket(request.decode.worker_id, sequence.num_tokens, num_blocks)
-        prompt = _Prompt(dispatch, request.decode, sequence, ticket)
+        prompt = _Prompt(dispatch, request.decode, sequence, ticket, self._num_uncached(sequence))
         self._requests.start(dispatch, prompt, self._serve)
         return worker_pb2.DispatchReply()
+
+    def _num_uncached(self, sequence: Sequence) -> int:
+        size = self._block_size
+        tokens = sequence.token_slice(0, sequence.num_tokens)
+        sequence.block_hashes = block_hashes(tokens, size, sequence.scope)
+        # The newest token is computed in any case.
+        reusable = sequence.block_hashes[: (sequence.num_tokens - 1) // size]
+        return sequence.num_tokens - self._host.engine.pool.match_length(reusable) * size
 
     async def _serve(self, prompt: _Prompt) -> None:
         key = prompt.key
@@ -342,9 +361,11 @@ class PrefillService(RoleService, worker_pb2_grpc.PrefillServicer):
         scheduler = self._host.engine.scheduler
         return types_pb2.Load(
             queue_depth=self._gate.num_waiting + scheduler.num_waiting,
-            queued_tokens=self._gate.num_waiting_tokens + scheduler.num_queued_tokens,
+            queued_tokens=sum(prompt.num_remaining for prompt in self._requests),
             running=scheduler.num_running,
             exports=self._exports.num_open,
+            requests=len(self._requests),
+            prefill_s_per_token=self._compute_meter.s_per_token,
         )
 
 

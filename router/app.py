@@ -14,10 +14,13 @@ from core.registry import Registry, connect_redis
 from core.rpc import RpcServer, wait_for_stop_signal
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
+from router.local_prefill import LocalPrefillLimit
 from router.placement import Placer
+from router.policies import make_policy
 from router.prefix_hints import PrefixHints
 from router.request import Generation
 from router.requests import RequestTable
+from router.routing import RoutingCosts, RoutingCounters
 from router.service import InferenceService
 from router.settings import RouterSettings
 from router.validate import ModelLimits
@@ -49,12 +52,19 @@ class Router:
                 model=_digest(folder),
             ),
         )
-        hints = PrefixHints(PrefixIndexReader(self._redis))
+        placer = Placer(
+            pool=self._pool,
+            hints=PrefixHints(PrefixIndexReader(self._redis)),
+            load_max_age_s=settings.load_max_age_s,
+            policy=make_policy(settings.routing_policy, RoutingCosts(), rng),
+            local_limit=LocalPrefillLimit(settings.local_prefill_max_tokens),
+            counters=RoutingCounters(),
+        )
         generation = Generation(
             router_id=router_id,
             tokenizer=Tokenizer(folder),
             limits=_model_limits(folder, settings.served_model_name),
-            placer=Placer(self._pool, hints, settings.load_max_age_s, rng),
+            placer=placer,
             worker_wait_s=settings.worker_wait_s,
             tasks=self._tasks,
             rng=rng,

@@ -17,14 +17,13 @@ from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from core.errors import BatonError, Unavailable
 from core.logs import event
 from core.rpc import open_channel
+from router.predicted_load import DispatchKey, PredictedLoad
+from router.routing import Work
 
 logger = logging.getLogger(__name__)
 
 _MIN_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
-
-DispatchKey = tuple[str, int]
-"""(request id as workers know it, attempt)."""
 
 
 class OutputSink(Protocol):
@@ -57,7 +56,7 @@ class WorkerLink:
         self._silence_s = silence_s
         self._on_change = on_change
         self._sinks: dict[DispatchKey, OutputSink] = {}
-        self._sent_since_report: dict[DispatchKey, int] = {}
+        self.predicted = PredictedLoad()
         self._channel = open_channel(record.address)
         self.worker = worker_pb2_grpc.WorkerStub(self._channel)
         self.prefill = worker_pb2_grpc.PrefillStub(self._channel)
@@ -88,28 +87,18 @@ class WorkerLink:
         is_fresh = self.load_at > 0 and time.monotonic() - self.load_at <= max_age_s
         return self.load if is_fresh else None
 
-    @property
-    def num_sent_since_report(self) -> int:
-        """Dispatches that the last load report cannot know of."""
-        return len(self._sent_since_report)
-
-    @property
-    def tokens_sent_since_report(self) -> int:
-        """Tokens to compute in them."""
-        return sum(self._sent_since_report.values())
-
-    def subscribe(self, key: DispatchKey, sink: OutputSink, num_tokens: int) -> None:
+    def subscribe(self, key: DispatchKey, sink: OutputSink, work: Work) -> None:
         """Outputs of dispatch `key` go to `sink` until `unsubscribe`.
 
-        `num_tokens` is what it adds to the worker's load until the next report tells.
+        `work` is what it adds to the worker's load as long as no report can tell.
         """
         self._sinks[key] = sink
-        self._sent_since_report[key] = num_tokens
+        self.predicted.add(key, work)
 
     def unsubscribe(self, key: DispatchKey) -> None:
         """Forgets `key`; a no-op when it is not known."""
         self._sinks.pop(key, None)
-        self._sent_since_report.pop(key, None)
+        self.predicted.remove(key)
 
     async def run(self) -> None:
         """Attaches, and attaches again when the stream is lost, until cancelled."""
@@ -151,7 +140,7 @@ class WorkerLink:
             event(logger, logging.INFO, "worker_attached", worker_id=self.worker_id)
         if message.HasField("load"):
             self.load, self.load_at = message.load, time.monotonic()
-            self._sent_since_report.clear()
+            self.predicted.reported()
         if message.state and message.state != self.state:
             self.state = message.state
             is_news = True

@@ -2,14 +2,15 @@
 
     Decode(request) to D, then Prefill(request) to P  ->  outputs on both Attach streams
 
-D is told first, so that it knows the request when P asks it for room. Whatever ends the
-attempt early, both workers are told to drop it.
+D is told first, so that it knows the request when P asks it for room. Without a P, D computes
+the prompt itself. Whatever ends the attempt early, all that were told are told to drop it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from core.rpc import pod_errors
 from core.tasks import TaskSet
 from router.attach import WorkerLink
 from router.choice import Choice
+from router.routing import Work
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +32,17 @@ _PREFILL_REPORT_TIMEOUT_S = 0.5
 
 @dataclass(frozen=True)
 class Placement:
-    """The pair of workers of one attempt."""
+    """The workers of one attempt, and what it adds to the load of each."""
 
-    prefill: WorkerLink
+    prefill: WorkerLink | None
+    """None: the request stays on decode."""
     decode: WorkerLink
-    num_missing_tokens: int
-    """What prefill must compute, as far as the index knows."""
+    prefill_work: Work
+    decode_work: Work
 
     @property
-    def links(self) -> tuple[WorkerLink, WorkerLink]:
-        return (self.prefill, self.decode)
+    def links(self) -> tuple[WorkerLink, ...]:
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
 
 
 class AttemptFailed(Exception):
@@ -78,6 +81,9 @@ class Attempt:
         """What decode said before prefill has, which alone knows the prompt's."""
         self._must_abort = False
         self._is_handed_off = False
+        self._first_token_at: float | None = None
+        self.handoff_s: float | None = None
+        """From prefill's first token until decode spoke; None without both."""
         self.cached_tokens = 0
         self.transferred_blocks = 0
 
@@ -88,8 +94,9 @@ class Attempt:
         Raises AttemptFailed.
         """
         placement = self._placement
-        placement.prefill.subscribe(self._key, self, placement.num_missing_tokens)
-        placement.decode.subscribe(self._key, self, 0)
+        if placement.prefill is not None:
+            placement.prefill.subscribe(self._key, self, placement.prefill_work)
+        placement.decode.subscribe(self._key, self, placement.decode_work)
         telling = self._tasks.start(self._tell())
         try:
             await self._ended
@@ -117,10 +124,15 @@ class Attempt:
             self._fail(error, link)
 
     def _take(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
+        self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+        if output.token_ids:
+            link.predicted.prefilled(self._key)
         if link is self._placement.prefill:
-            self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
             self._prefill_reported.set()
+            self._first_token_at = self._first_token_at or time.monotonic()
         else:
+            if self.handoff_s is None and self._first_token_at is not None:
+                self.handoff_s = time.monotonic() - self._first_token_at
             self.transferred_blocks = max(self.transferred_blocks, output.transferred_blocks)
             # Decode speaks, but to fail, when it has prefill's KV.
             self._is_handed_off = True
@@ -170,7 +182,9 @@ class Attempt:
             self._ended.set_exception(AttemptFailed(error, names))
 
     async def _wait_for_prefill_report(self) -> None:
-        """Decode's stream may overtake prefill's, which alone says how much was cached."""
+        """Decode's stream may overtake prefill's, which alone says how much was cached there."""
+        if self._placement.prefill is None:
+            return
         try:
             async with asyncio.timeout(_PREFILL_REPORT_TIMEOUT_S):
                 await self._prefill_reported.wait()
@@ -178,13 +192,14 @@ class Attempt:
             event(logger, logging.WARNING, "prefill_report_missing", request_id=self._key[0])
 
     async def _tell(self) -> None:
-        prefill, decode = self._placement.links
+        prefill, decode = self._placement.prefill, self._placement.decode
+        partner = None if prefill is None else prefill.address
         await self._call(
             decode,
             decode.decode.Decode,
-            worker_pb2.DecodeRequest(dispatch=self._message, prefill=prefill.address),
+            worker_pb2.DecodeRequest(dispatch=self._message, prefill=partner),
         )
-        if not self._ended.done():
+        if prefill is not None and not self._ended.done():
             await self._call(
                 prefill,
                 prefill.prefill.Prefill,
@@ -195,6 +210,7 @@ class Attempt:
         try:
             with pod_errors(f"worker {link.worker_id}"):
                 await method(request, timeout=_CALL_TIMEOUT_S)
+            link.predicted.acknowledge(self._key)
         except Unreachable as error:
             self._fail(error, link)
         except BatonError as error:
@@ -202,7 +218,7 @@ class Attempt:
             self._fail(error, *self._placement.links)
 
     async def _abort(self, telling: asyncio.Task[Any]) -> None:
-        """Tells both workers to drop the attempt, after they have heard of it."""
+        """Tells the workers to drop the attempt, after they have heard of it."""
         await asyncio.wait({telling})
         request = worker_pb2.AbortRequest(request_id=self._key[0], attempt=self._key[1])
         await asyncio.gather(*(self._abort_at(link, request) for link in self._placement.links))

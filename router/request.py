@@ -25,7 +25,7 @@ from core.tokenizer import Tokenizer
 from router.choice import Choice
 from router.dispatch import Attempt, AttemptFailed, Placement
 from router.outputs import Outcome, OutputLog
-from router.placement import Placer
+from router.placement import Demand, Placer
 from router.validate import (
     ModelLimits,
     ResolvedRequest,
@@ -192,8 +192,12 @@ class RequestRun:
         """One attempt. Raises AttemptFailed."""
         # With several choices there are no outputs yet.
         outputs = branch.choices[0].token_ids
-        placement = await self._place([*resolved.prompt_token_ids, *outputs], branch.avoid)
-        self._route.prefill_worker = placement.prefill.worker_id
+        # What is handed off is the prompt of several choices, or one that is computed whole.
+        may_stay = len(branch.choices) == 1 and resolved.prompt_logprobs is None
+        demand = Demand([*resolved.prompt_token_ids, *outputs], branch.avoid, may_stay)
+        placement = await self._place(demand)
+        prefill = placement.prefill
+        self._route.prefill_worker = "" if prefill is None else prefill.worker_id
         self._route.decode_worker = placement.decode.worker_id
         self._route.attempts += 1
         dispatch = self._dispatch(resolved, branch)
@@ -201,10 +205,12 @@ class RequestRun:
         try:
             await attempt.run()
         finally:
+            if attempt.handoff_s is not None:
+                self._shared.placer.local_limit.observe_handoff(attempt.handoff_s)
             self._route.cached_tokens = attempt.cached_tokens
             self._route.transferred_blocks = attempt.transferred_blocks
 
-    async def _place(self, token_ids: list[int], avoid: frozenset[str]) -> Placement:
+    async def _place(self, demand: Demand) -> Placement:
         """Waits for a worker of each role, since one that has died may soon be replaced.
 
         Raises Unavailable when the request has waited for as long as it may.
@@ -212,7 +218,7 @@ class RequestRun:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                return await self._shared.placer.place(token_ids, avoid)
+                return await self._shared.placer.place(demand)
             except Unavailable:
                 if self._worker_wait_s <= 0:
                     raise

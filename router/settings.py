@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from core.settings import Settings
+from router.policies import PolicyName
 
 
 class RouterSettings(Settings):
@@ -31,5 +32,14 @@ class RouterSettings(Settings):
     )
     load_max_age_s: float = Field(
         3.0, gt=0, description="A load report older than this counts as unknown"
+    )
+    routing_policy: PolicyName = Field(
+        "kv_aware", description="How workers are chosen; the others are for comparison"
+    )
+    local_prefill_max_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Decode computes a prompt itself if it lacks no more than so many tokens of "
+        "it; 0: never; learned from what is observed if not given",
     )
     worker_poll_s: float = Field(1.0, gt=0, description="How often the registry is read")

@@ -106,6 +106,8 @@ class FakeWorker(
 
     async def Decode(self, request, context) -> worker_pb2.DispatchReply:
         self._accept(request.dispatch)
+        if not request.HasField("prefill"):
+            self.play_local(request.dispatch)
         return worker_pb2.DispatchReply()
 
     async def Prefill(self, request, context) -> worker_pb2.DispatchReply:
@@ -129,6 +131,14 @@ class FakeWorker(
         if self.script.decode_first:
             await asyncio.sleep(0.05)
             self.send(dispatch, hello)
+
+    def play_local(self, dispatch: worker_pb2.Dispatch) -> None:
+        """Sends all tokens, as who has computed the prompt itself."""
+        for index in range(len(dispatch.output_token_ids), len(self.script.reply)):
+            output = self.script_output(dispatch, index, cached_tokens=4)
+            self.send(dispatch, output)
+            if output.finish_reason:
+                return
 
     def play_decode(self, dispatch: worker_pb2.Dispatch, first: int) -> None:
         """Sends the token at `first` again and all that follow it."""

@@ -27,7 +27,7 @@ class Bench:
 
     async def ask(self, name: str, num_tokens: int) -> asyncio.Task[None]:
         sequence = Sequence(name, 1, [1] * num_tokens, SamplingParams(max_tokens=4), b"")
-        task = asyncio.ensure_future(self.room.take(sequence, list))
+        task = asyncio.ensure_future(self.room.take(sequence))
         await asyncio.sleep(0)
         return task
 
