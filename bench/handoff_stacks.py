@@ -66,6 +66,7 @@ async def serving(
         kv_transport=link.way.transport,
         threads_per_worker=1,
         worker_args=(*flags, *worker_flags),
+        router_args=("--local-prefill-max-tokens", "0"),
     )
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
         plan = make_plan(config, Path(folder))

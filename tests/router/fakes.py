@@ -134,13 +134,9 @@ class FakeWorker(
 
     def play_local(self, dispatch: worker_pb2.Dispatch) -> None:
         """Sends all tokens, as who has computed the prompt itself."""
-        for index in range(len(dispatch.output_token_ids), len(self.script.reply)):
-            output = self.script_output(dispatch, index, cached_tokens=4)
-            self.send(dispatch, output)
-            if output.finish_reason:
-                return
+        self.play_decode(dispatch, len(dispatch.output_token_ids), cached_tokens=4)
 
-    def play_decode(self, dispatch: worker_pb2.Dispatch, first: int) -> None:
+    def play_decode(self, dispatch: worker_pb2.Dispatch, first: int, **fields: int) -> None:
         """Sends the token at `first` again and all that follow it."""
         script = self.script
         is_faulty = dispatch.attempt <= script.num_faults
@@ -152,7 +148,7 @@ class FakeWorker(
                     output = worker_pb2.SequenceOutput(error=to_detail(script.fault))
                     self.send(dispatch, output)
                 return
-            output = self.script_output(dispatch, index, transferred_blocks=3)
+            output = self.script_output(dispatch, index, **(fields or {"transferred_blocks": 3}))
             self.send(dispatch, output)
             if output.finish_reason:
                 return
