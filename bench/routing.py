@@ -33,8 +33,8 @@ from router.policies import PolicyName
 
 POLICIES: tuple[PolicyName, ...] = ("kv_aware", "least_loaded", "round_robin")
 COSTS = CostModel(
-    prefill_step_s=0.08,
-    prefill_token_s=3.2e-3,
+    prefill_step_s=3.2e-3,
+    prefill_token_s=3.3e-3,
     attended_s=1.4e-6,
     decode_step_s=20e-3,
     sequence_s=2e-3,
