@@ -36,9 +36,9 @@ COSTS = CostModel(
     prefill_step_s=3.2e-3,
     prefill_token_s=3.3e-3,
     attended_s=1.4e-6,
-    decode_step_s=20e-3,
-    sequence_s=2e-3,
-    context_token_s=3e-6,
+    decode_step_s=78e-3,
+    sequence_s=3.7e-3,
+    context_token_s=1.3e-5,
     handoff_s=5e-3,
     moved_token_s=1e-5,
 )

@@ -56,7 +56,7 @@ class Router:
             pool=self._pool,
             hints=PrefixHints(PrefixIndexReader(self._redis)),
             load_max_age_s=settings.load_max_age_s,
-            policy=make_policy(settings.routing_policy, RoutingCosts(), rng),
+            policy=make_policy(settings.routing_policy, RoutingCosts(settings.prefix_weight), rng),
             local_limit=LocalPrefillLimit(settings.local_prefill_max_tokens),
             counters=RoutingCounters(),
         )

@@ -12,7 +12,7 @@ from router.routing import Decision, Policy, Prompt, RoutingCosts, Work, WorkerV
 
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
 
-TIE_TOLERANCE = 0.02
+TIE_TOLERANCE = 0.01
 """Costs that differ by no more than this share of the least count as equal."""
 
 

@@ -24,9 +24,10 @@ from typing import Protocol
 class RoutingCosts:
     """Weights of the formula, in blocks that a prefill worker computes."""
 
-    work: float = 4.0
+    work: float = 6.0
     """A block that this request makes a worker compute, next to 1 for a block that waits there
-    already: the first delays those who come later, too, and takes room from their prefixes."""
+    already: the first delays those who come later, too, and takes room from their prefixes.
+    (`RouterSettings.prefix_weight`)"""
     transfer_block: float = 0.05
     """A block moved to decode."""
     handoff: float = 1.0

@@ -36,6 +36,12 @@ class RouterSettings(Settings):
     routing_policy: PolicyName = Field(
         "kv_aware", description="How workers are chosen; the others are for comparison"
     )
+    prefix_weight: float = Field(
+        6.0,
+        ge=0,
+        description="What computing a block that another worker holds costs, next to 1 for "
+        "waiting as long: more gives more cache hits and less even load",
+    )
     local_prefill_max_tokens: int | None = Field(
         None,
         ge=0,

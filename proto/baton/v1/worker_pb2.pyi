@@ -93,7 +93,7 @@ class SequenceOutput(_message.Message):
     """absolute index of token_ids[0]"""
     finish_reason: _types_pb2.FinishReason.ValueType
     cached_tokens: _builtins.int
-    """prefill: found in its cache"""
+    """who computes the prompt: found in its cache"""
     transferred_blocks: _builtins.int
     """decode: pulled"""
     preempted: _builtins.bool
@@ -244,7 +244,9 @@ class DecodeRequest(_message.Message):
     @_builtins.property
     def dispatch(self) -> Global___Dispatch: ...
     @_builtins.property
-    def prefill(self) -> Global___WorkerAddress: ...
+    def prefill(self) -> Global___WorkerAddress:
+        """Whose KV comes; unset: decode computes the prompt itself. Then `n` is 1."""
+
     def __init__(
         self,
         *,
