@@ -48,16 +48,16 @@ def read_trace(path: Path) -> list[Request]:
 
 
 def synthetic_trace(num_requests: int, seed: int) -> list[Request]:
-    """Conversations that arrive at random and share one of 20 system prompts.
+    """Conversations that arrive at random and share one of 100 system prompts.
 
-    A system prompt has 1 to 4 blocks. Each turn adds a log-normal number of tokens to its
+    A system prompt has 1 or 2 blocks. Each turn adds a log-normal number of tokens to its
     conversation, the first one with a median of 4,000 and later ones of 600; a turn follows
-    with a probability of 0.7 after 10 to 120 seconds. Conversations begin as a Poisson
+    with a probability of 0.5 after 10 to 120 seconds. Conversations begin as a Poisson
     process of one a second. An answer has about 300 tokens.
     """
     draw = random.Random(seed)
     ids = itertools.count()
-    systems = [tuple(itertools.islice(ids, draw.randint(1, 4))) for _ in range(20)]
+    systems = [tuple(itertools.islice(ids, draw.randint(1, 2))) for _ in range(100)]
     requests: list[Request] = []
     began_s = 0.0
     while len(requests) < num_requests:
@@ -69,7 +69,7 @@ def synthetic_trace(num_requests: int, seed: int) -> list[Request]:
             blocks += itertools.islice(ids, num_prompt // TRACE_BLOCK - len(blocks))
             num_outputs = 1 + int(draw.expovariate(1 / 300))
             requests.append(Request(at_s, num_prompt, num_outputs, tuple(blocks)))
-            if draw.random() > 0.7:
+            if draw.random() > 0.5:
                 break
             at_s += draw.uniform(10, 120)
             num_prompt += num_outputs + int(draw.lognormvariate(math.log(600), 0.8))

@@ -34,7 +34,7 @@ async def test_prefill_reports_what_it_has_to_compute_and_not_what_it_holds(fold
     async with pair(folder, decode={"num_gpu_blocks_override": 16}) as both:
         await both.generate(make_prompt(100), "before")
         await fill_decode(both)
-        await both.send(both.dispatch([*make_prompt(96), *make_prompt(40)], "partly"))
+        await both.send(both.dispatch([*make_prompt(100)[:96], *make_prompt(40)], "partly"))
         await both.send(both.dispatch(make_prompt(150), "new"))
         load = both.prefill.load
         assert (load.requests, load.queued_tokens) == (2, 40 + 150)
