@@ -1,4 +1,6 @@
-"""Requests without a prefill worker, seen from the router."""
+"""Requests without a prefill worker, seen from the router; and the load that it predicts."""
+
+import asyncio
 
 import pytest
 
@@ -55,3 +57,15 @@ async def test_load_is_predicted_until_the_request_is_over(serve):
         await s.ask(prompt("Where is it? " * 8))
         links = s.router._pool.links
         assert [len(link.predicted) for link in links] == [0, 0]
+
+
+async def test_load_is_predicted_until_a_report_tells(serve):
+    script = Script(list(REPLY), num_decode_tokens=3)
+    async with serve(script=script) as s:
+        asking = asyncio.create_task(s.ask(prompt("Where is it? " * 8)))
+        links = s.router._pool.links
+        await wait_for(lambda: all(link.load_at and link._sinks for link in links))
+        await wait_for(lambda: [len(link.predicted) for link in links] == [0, 0])
+        assert all(link._sinks for link in links)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
