@@ -32,6 +32,7 @@ class _Place:
     granted: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+    num_asking: int = 0
 
 
 class Room:
@@ -50,8 +51,9 @@ class Room:
     async def take(self, sequence: Sequence) -> None:
         """Waits until the sequence has an import in the table, which then owns its blocks.
 
-        Several callers may wait for one sequence. Raises CancelledError after `withdraw`, and
-        TransferError when its import has ended: a late repetition of the question.
+        Several callers may wait for one sequence; its place in the line is lost when all of
+        them have been cancelled. Raises CancelledError after `withdraw`, and TransferError
+        when its import has ended: a late repetition of the question.
         """
         if self._imports.has_ended(sequence.key):
             raise TransferError(f"{sequence.key[0]} attempt {sequence.key[1]} had its room")
@@ -77,7 +79,13 @@ class Room:
         if place is None:
             place = self._waiting[sequence.key] = _Place(sequence, num_reusable, take)
             self.update()
-        await asyncio.shield(place.granted)
+        place.num_asking += 1
+        try:
+            await asyncio.shield(place.granted)
+        finally:
+            place.num_asking -= 1
+            if place.num_asking == 0 and self._waiting.get(sequence.key) is place:
+                self.withdraw(sequence.key)
 
     def withdraw(self, key: SequenceKey) -> None:
         """Nobody wants this room any more; nothing for an unknown key."""
