@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.v1 import kv_transfer_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
+from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from core.errors import BatonError, from_detail
 from core.rpc import RpcServer, open_channel
 from decode_svc.service import DecodeService
@@ -244,6 +244,23 @@ class Pair:
 
     def result(self, name: str, attempt: int = 1) -> Result:
         return self._results[(name, attempt)]
+
+    async def send_local(self, dispatch: worker_pb2.Dispatch) -> Result:
+        """Dispatches to decode alone."""
+        result = self._results[dispatch.request_id, dispatch.attempt] = Result()
+        await self.decode_stub.Decode(worker_pb2.DecodeRequest(dispatch=dispatch))
+        return result
+
+    async def ask_for_grant(self, name: str) -> None:
+        """Asks decode for room as prefill would."""
+        request = kv_transfer_pb2.GrantRequest(
+            request_id=name,
+            attempt=1,
+            prefill_worker=self.prefill.address.worker_id,
+            prefill_epoch=self.prefill.address.epoch,
+            decode_epoch=self.decode.address.epoch,
+        )
+        await self.decode_imports.Grant(request, timeout=5)
 
     async def generate(self, prompt: list[int], name: str, **fields: object) -> Result:
         """Sends and waits for the end."""

@@ -70,10 +70,10 @@ async def test_a_grant_that_is_given_up_makes_room_for_the_next_in_line(
         await until(lambda: both.decode.load.imports == 1)
         await both.send(both.dispatch(make_prompt(90), "next"))
         await until(lambda: both.decode.load.queue_depth == 1)
-        await both.abort("granted")
+        both.abort("granted")
         await until(lambda: both.decode.load.queue_depth == 0)
         assert both.decode.load.blocks.referenced == 6
-        await both.abort("next")
+        both.abort("next")
 
 
 async def test_a_router_that_leaves_during_the_handshake_leaves_nothing_behind(
@@ -113,10 +113,10 @@ async def test_a_request_that_ends_before_its_turn_lets_the_next_one_ask_for_roo
             await both.send(both.dispatch(make_prompt(100), name))
         await until(lambda: both.decode.load.queue_depth == 1)
         assert both.prefill.load.queue_depth == 1
-        await both.abort("first")
+        both.abort("first")
         await until(lambda: both.prefill.load.queue_depth == 0)
         await until(lambda: both.decode.load.queue_depth == 1)
-        await both.abort("second")
+        both.abort("second")
 
 
 async def test_the_next_prompt_gets_its_room_while_one_is_computed_and_an_end_stops_both(
@@ -136,7 +136,8 @@ async def test_the_next_prompt_gets_its_room_while_one_is_computed_and_an_end_st
         for name in ("first", "second"):
             await both.send(both.dispatch(make_prompt(100), name))
         await until(lambda: both.decode.load.imports == 2)
-        await asyncio.gather(both.abort("first"), both.abort("second"))
+        both.abort("first")
+        both.abort("second")
         may_compute.set()
         await both.until_idle()
         # What was on the device came to its end, and that was all.
