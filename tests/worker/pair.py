@@ -145,10 +145,12 @@ class Pair:
         for event in ready:
             await event.wait()
 
-    async def detach(self) -> None:
-        for reader in self._readers:
+    async def detach(self, *workers: int) -> None:
+        """Leaves some of the workers (0: prefill, 1: decode), or both."""
+        readers = [self._readers[index] for index in workers] or self._readers
+        for reader in readers:
             reader.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
+        await asyncio.gather(*readers, return_exceptions=True)
 
     async def close(self) -> None:
         await self.detach()

@@ -9,16 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from baton.v1 import worker_pb2
-from core.errors import Unavailable
 from engine.batch import StepBatch
 from engine.runner import ModelRunner
-from kvtransfer.peers import Peer
 from tests.engine.harness import make_prompt
-from tests.worker.pair import ROUTER, Pair, pair
+from tests.worker.pair import Pair, pair
 from tests.worker.reads import until
 
 
@@ -74,31 +70,6 @@ async def test_a_grant_that_is_given_up_makes_room_for_the_next_in_line(
         await until(lambda: both.decode.load.queue_depth == 0)
         assert both.decode.load.blocks.referenced == 6
         both.abort("next")
-
-
-async def test_a_router_that_leaves_during_the_handshake_leaves_nothing_behind(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with pair(folder) as both:
-        host = both.decode.host
-        real_connected = host.peers.connected
-
-        def has_left() -> bool:
-            try:
-                host.hub.require(ROUTER)
-            except Unavailable:
-                return True
-            return False
-
-        async def connected(address: worker_pb2.WorkerAddress) -> Peer:
-            await both.detach()
-            await until(has_left)
-            return await real_connected(address)
-
-        monkeypatch.setattr(host.peers, "connected", connected)
-        with pytest.raises(grpc.RpcError):
-            await both.send(both.dispatch(make_prompt(40), "late"))
-        assert len(host.service._requests) == 0  # type: ignore[attr-defined]
 
 
 CHUNKS = {"max_num_batched_tokens": 64, "max_num_seqs": 32}
