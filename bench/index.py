@@ -7,8 +7,8 @@ length    the first of them, shorter and shorter
 workers   both for fewer candidates
 
 Costs are CPU time of the Redis process as it counts it itself. `receive_us` is what Redis needs
-to receive a prompt's block keys and hand them to a script that does nothing; `search_us` is the
-rest, which is the index's own. Latencies are those of one client that asks one question after
+to receive a prompt's block keys and hand them to a script that does nothing (`receive_p99_ms` is
+its latency, which shows what the machine adds); `search_us` is the rest, the index's own. Latencies are those of one client that asks one question after
 another. Of many short rounds only the quickest quarter counts: on a shared machine the others
 show what its other processes do.
 """
@@ -20,8 +20,9 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bench.index_load import Holdings, Publisher, Shape, Usage, redis_server
 from bench.report import Reporter, argument_parser
@@ -41,6 +42,7 @@ class Round:
 
     receive_us: float
     redis_us: float
+    receive_ms: list[float]
     latencies_ms: list[float]
 
 
@@ -52,6 +54,7 @@ class LookupCost:
     redis_us: float
     p50_ms: float
     p99_ms: float
+    receive_p99_ms: float
 
     @property
     def search_us(self) -> float:
@@ -63,11 +66,13 @@ class LookupCost:
         by_time = sorted(rounds, key=lambda round_: sum(round_.latencies_ms))
         quiet = by_time[: -(-len(rounds) // 4)]
         latencies_ms = [latency for round_ in quiet for latency in round_.latencies_ms]
+        receive_ms = [latency for round_ in quiet for latency in round_.receive_ms]
         return cls(
             receive_us=statistics.mean(round_.receive_us for round_ in quiet),
             redis_us=statistics.mean(round_.redis_us for round_ in quiet),
             p50_ms=statistics.median(latencies_ms),
             p99_ms=statistics.quantiles(latencies_ms, n=100)[98],
+            receive_p99_ms=statistics.quantiles(receive_ms, n=100)[98],
         )
 
 
@@ -163,19 +168,18 @@ class IndexBench:
         """Asks for some of the prompts in turn."""
         num_bytes = KEY_BYTES * min(len(prompts[0]), MAX_LOOKUP_KEYS)
         blobs = [random.randbytes(num_bytes) for _ in range(LOOKUPS_PER_ROUND)]
+        asked = [prompts[i % len(prompts)] for i in range(LOOKUPS_PER_ROUND)]
         before = await Usage.read(self._redis)
-        for blob in blobs:
-            await self._redis.eval("return 0", 0, blob)
+        receive_ms = [await _timed_ms(self._redis.eval("return 0", 0, blob)) for blob in blobs]
         between = await Usage.read(self._redis)
-        latencies_ms = []
-        for i in range(LOOKUPS_PER_ROUND):
-            began_at = time.perf_counter()
-            await self._reader.lookup(prompts[i % len(prompts)], candidates)
-            latencies_ms.append((time.perf_counter() - began_at) * 1e3)
+        latencies_ms = [
+            await _timed_ms(self._reader.lookup(prompt, candidates)) for prompt in asked
+        ]
         after = await Usage.read(self._redis)
         return Round(
             receive_us=(between.cpu_us - before.cpu_us) / LOOKUPS_PER_ROUND,
             redis_us=(after.cpu_us - between.cpu_us) / LOOKUPS_PER_ROUND,
+            receive_ms=receive_ms,
             latencies_ms=latencies_ms,
         )
 
@@ -188,7 +192,14 @@ class IndexBench:
             search_us=cost.search_us,
             p50_ms=cost.p50_ms,
             p99_ms=cost.p99_ms,
+            receive_p99_ms=cost.receive_p99_ms,
         )
+
+
+async def _timed_ms(call: Awaitable[Any]) -> float:
+    began_at = time.perf_counter()
+    await call
+    return (time.perf_counter() - began_at) * 1e3
 
 
 async def measure(shape: Shape, reporter: Reporter, num_rounds: int) -> None:
