@@ -8,9 +8,9 @@ workers   both for fewer candidates
 
 Costs are CPU time of the Redis process as it counts it itself. `receive_us` is what Redis needs
 to receive a prompt's block keys and hand them to a script that does nothing (`receive_p99_ms` is
-its latency, which shows what the machine adds); `search_us` is the rest, the index's own. Latencies are those of one client that asks one question after
-another. Of many short rounds only the quickest quarter counts: on a shared machine the others
-show what its other processes do.
+its latency, which shows what the machine adds); `search_us` is the rest, the index's own.
+Latencies are those of one client that asks one question after another. Of many short rounds only
+the quickest quarter counts: on a shared machine the others show what its other processes do.
 """
 
 from __future__ import annotations
