@@ -132,6 +132,13 @@ def test_who_waits_on_decode_is_taken_to_need_as_much():
     assert not made.has_room(13, now=0.0)
 
 
+def test_who_was_just_sent_does_not_count_twice_when_it_waits_there():
+    made = ledger()
+    send(made)
+    made.reported("d0", load(free=40, running=1, queue_depth=1), now=0.0)
+    assert made.has_room(24, now=0.0)
+
+
 def test_an_idle_decode_worker_takes_what_is_larger_than_it_looks():
     made = ledger()
     made.reported("d0", load(free=3), now=0.0)
