@@ -1,20 +1,35 @@
 """Blocks for requests that come from prefill: first come, first served.
 
-A request gets what its known tokens need, less what the prefix cache holds. Some blocks stay
-free for the sequences that are running (the watermark), and while a preempted sequence waits
-for its blocks nothing new is let in: its turn comes first.
+A request gets what its known tokens need, less what the prefix cache holds, and copies of the
+last block for its choices. Some blocks stay free for the sequences that are running (the
+watermark), and while a preempted sequence waits for its blocks nothing new is let in: its turn
+comes first.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from core.errors import TransferError
 from engine.block_pool import BlockPool
+from engine.fork import num_copies
 from engine.scheduler import Scheduler
-from engine.sequence import Sequence, SequenceKey
-from kvtransfer.imports import ImportTable
+from engine.sequence import Sequence
+from kvtransfer.imports import ImportKey, ImportTable
+
+
+@dataclass(eq=False)
+class _Claim:
+    """One prompt's place in the line."""
+
+    prompt: Sequence
+    num_choices: int
+    granted: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    num_asking: int = 0
 
 
 class Room:
@@ -24,57 +39,73 @@ class Room:
         self._pool = pool
         self._scheduler = scheduler
         self._imports = imports
-        self._waiting: dict[SequenceKey, tuple[Sequence, asyncio.Future[None]]] = {}
+        self._waiting: dict[ImportKey, _Claim] = {}
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    async def take(self, sequence: Sequence, hashes: Callable[[], list[bytes]]) -> None:
-        """Waits until the sequence has an import in the table, which then owns its blocks.
+    async def take(
+        self, prompt: Sequence, hashes: Callable[[], list[bytes]], num_choices: int = 1
+    ) -> None:
+        """Waits until the prompt has an import in the table, which then owns its blocks.
 
-        Several callers may wait for one sequence. Raises CancelledError after `withdraw`, and
-        TransferError when its import has ended: a late repetition of the question.
+        Its `spare` blocks are for copies of the last one, which the choices cannot share.
+        Several callers may wait for one prompt; its place in the line is lost when all of them
+        have been cancelled. Raises CancelledError after `withdraw`, and TransferError when its
+        import has ended: a late repetition of the question.
         """
-        if self._imports.has_ended(sequence.key):
-            raise TransferError(f"{sequence.key[0]} attempt {sequence.key[1]} had its room")
-        if self._imports.get(sequence.key) is not None:
+        key = prompt.request_key
+        if self._imports.has_ended(key):
+            raise TransferError(f"{key[0]} attempt {key[1]} had its room")
+        if self._imports.get(key) is not None:
             return
-        entry = self._waiting.get(sequence.key)
-        if entry is None:
-            if not sequence.block_hashes:
-                sequence.block_hashes = hashes()
-            entry = (sequence, asyncio.get_running_loop().create_future())
-            self._waiting[sequence.key] = entry
+        claim = self._waiting.get(key)
+        if claim is None:
+            if not prompt.block_hashes:
+                prompt.block_hashes = hashes()
+            claim = self._waiting[key] = _Claim(prompt, num_choices)
             self.update()
-        await asyncio.shield(entry[1])
+        claim.num_asking += 1
+        try:
+            await asyncio.shield(claim.granted)
+        finally:
+            claim.num_asking -= 1
+            if claim.num_asking == 0 and self._waiting.get(key) is claim:
+                self.withdraw(key)
 
-    def withdraw(self, key: SequenceKey) -> None:
+    def withdraw(self, key: ImportKey) -> None:
         """Nobody wants this room any more; nothing for an unknown key."""
-        entry = self._waiting.pop(key, None)
-        if entry is not None:
-            entry[1].cancel()
+        claim = self._waiting.pop(key, None)
+        if claim is not None:
+            claim.granted.cancel()
             self.update()
 
     def update(self) -> None:
         """Grants from the head of the line; called whenever room may have become free."""
         while self._waiting and self._scheduler.num_preempted == 0:
             key = next(iter(self._waiting))
-            sequence, future = self._waiting[key]
-            if not self._grant(sequence):
+            claim = self._waiting[key]
+            if not self._grant(key, claim):
                 return
             del self._waiting[key]
-            future.set_result(None)
+            claim.granted.set_result(None)
 
-    def _grant(self, sequence: Sequence) -> bool:
-        num_blocks = -(-sequence.num_tokens // self._pool.block_size)
-        held = self._pool.match_prefix(sequence.block_hashes)
-        # One block for its own growth and one for each running sequence's. Without any of
-        # them the whole pool is free, and a request as large as the pool must get in.
+    def _grant(self, key: ImportKey, claim: _Claim) -> bool:
+        size, num_tokens = self._pool.block_size, claim.prompt.num_tokens
+        num_blocks = -(-num_tokens // size)
+        # Choices for which the whole pool is too small are computed again, like preempted ones.
+        num_spare = min(
+            num_copies(num_tokens, claim.num_choices, size), self._pool.num_blocks - num_blocks
+        )
+        held = self._pool.match_prefix(claim.prompt.block_hashes)
+        # One block for each choice's growth and one for each running sequence's. Without any
+        # of them the whole pool is free, and a request as large as the pool must get in.
         is_alone = self._scheduler.num_running == 0 and self._imports.num_open == 0
-        watermark = 0 if is_alone else 1 + self._scheduler.num_running
-        fresh = self._pool.reserve(held, num_blocks - len(held), spare=watermark)
-        if fresh is None:
+        watermark = 0 if is_alone else claim.num_choices + self._scheduler.num_running
+        num_fresh = num_blocks - len(held)
+        blocks = self._pool.reserve(held, num_fresh + num_spare, spare=watermark)
+        if blocks is None:
             return False
-        self._imports.grant(sequence.key, held, fresh)
+        self._imports.grant(key, held, blocks[:num_fresh], spare=blocks[num_fresh:])
         return True

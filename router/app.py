@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
+from core.api_keys import ApiKeys
 from core.errors import StartupError
 from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
-from core.registry import Registry, connect_redis
+from core.redis_client import connect_redis
+from core.registry import Registry
 from core.rpc import RpcServer, wait_for_stop_signal
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
 from router.admission import Admission, AdmissionConfig
 from router.admission_metrics import AdmissionMetrics
-from router.api_keys import ApiKeys
 from router.breaker import Breaker
 from router.fallback import Fallback, FallbackConfig
 from router.http.app import HttpApi
@@ -62,7 +63,7 @@ class Router:
 
     def __init__(self, settings: RouterSettings) -> None:
         folder = ModelFolder.load(resolve_model(settings.model))
-        keys = ApiKeys({}) if settings.api_keys is None else ApiKeys.load(settings.api_keys)
+        keys = ApiKeys.load(settings.api_keys) if settings.api_keys else ApiKeys({})
         router_id = f"router-{uuid.uuid4().hex[:8]}"
         rng = random.Random()
         self._redis = connect_redis(settings.redis_url)
@@ -102,11 +103,10 @@ class Router:
             breaker=self._breaker,
             fallback=self._fallback,
             worker_wait_s=settings.worker_wait_s,
-            tasks=self._tasks,
             rng=rng,
             metrics=RouterMetrics(CollectorRegistry()),
         )
-        self._table = RequestTable(generation)
+        self._table = RequestTable(generation, settings.client_stall_s)
         generation.metrics.registry.register(
             RouterGauges(lambda: self._table.num_running, self._pool)
         )
@@ -119,7 +119,7 @@ class Router:
         self._http: HttpServer | None = None
         if settings.http_port is not None:
             api = HttpApi(self._table, generation, settings.request_timeout_s)
-            app = api.asgi(settings.cors_origins)
+            app = api.asgi(settings.cors_origins.replace(",", " ").split())
             self._http = HttpServer(app, settings.host, settings.http_port)
 
     async def start(self) -> Addresses:
@@ -128,7 +128,7 @@ class Router:
         http = await self._http.start() if self._http is not None else None
         self._tasks.start(self._pool.run())
         self._tasks.start(self._follow_readiness())
-        for part in (self._tenants, self._quotas, self._admission):
+        for part in (self._table, self._tenants, self._quotas, self._admission):
             self._tasks.start(part.run())
         return Addresses(grpc, http)
 

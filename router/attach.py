@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
 
 import grpc
 
@@ -61,9 +61,10 @@ class WorkerLink:
         self._sinks: dict[DispatchKey, OutputSink] = {}
         self._sent_since_report: dict[DispatchKey, int] = {}
         self._channel = open_channel(record.address)
+        self._outgoing = worker_pb2.RouterMessage()
+        """What the next message will tell the worker."""
+        self._has_outgoing = asyncio.Event()
         self.worker = worker_pb2_grpc.WorkerStub(self._channel)
-        self.prefill = worker_pb2_grpc.PrefillStub(self._channel)
-        self.decode = worker_pb2_grpc.DecodeStub(self._channel)
 
     @property
     def worker_id(self) -> str:
@@ -108,6 +109,27 @@ class WorkerLink:
         self._sinks[key] = sink
         self._sent_since_report[key] = num_tokens
 
+    def assign(self, dispatch: worker_pb2.Dispatch, partner: WorkerLink | None) -> None:
+        """Tells the worker to do its part in a dispatch. Raises Unavailable when it is away.
+
+        What becomes of it, a refusal too, comes to the sink of the dispatch.
+        """
+        if not self.is_attached:
+            raise Unavailable(f"worker {self.worker_id} is not attached")
+        self._outgoing.assignments.add(
+            dispatch=dispatch, partner=None if partner is None else partner.address
+        )
+        self._has_outgoing.set()
+
+    def abort(self, key: DispatchKey, choice: int | None = None) -> None:
+        """Tells the worker to drop a dispatch, or one choice of it.
+
+        Without a stream to it there is nothing to tell: it has dropped everything.
+        """
+        if self.is_attached:
+            self._outgoing.aborts.add(request_id=key[0], attempt=key[1], choice=choice)
+            self._has_outgoing.set()
+
     def unsubscribe(self, key: DispatchKey) -> None:
         """Forgets `key`; a no-op when it is not known."""
         self._sinks.pop(key, None)
@@ -129,15 +151,14 @@ class WorkerLink:
             await self._channel.close(None)
 
     async def _read_stream(self) -> str:
-        """Reads one Attach stream to its end and says why it ended."""
-        request = worker_pb2.AttachRequest(router_id=self._router_id, epoch=self.epoch)
-        call = self.worker.Attach(request)
+        """Holds one Attach stream to its end and says why it ended."""
+        call = self.worker.Attach(self._outgoing_messages())
         try:
             while True:
                 async with asyncio.timeout(self._silence_s):
                     message = await call.read()
                 if not isinstance(message, worker_pb2.WorkerMessage):
-                    return "the worker ended the stream"
+                    return await _end_of(call)
                 self._receive(message)
         except TimeoutError:
             return f"silent for {self._silence_s:g} s"
@@ -145,6 +166,17 @@ class WorkerLink:
             return f"{error.code().name}: {error.details()}"
         finally:
             call.cancel()
+
+    async def _outgoing_messages(self) -> AsyncIterator[worker_pb2.RouterMessage]:
+        """What there is to tell the worker, all of it in one message each time."""
+        attach = worker_pb2.AttachRequest(router_id=self._router_id, epoch=self.epoch)
+        self._outgoing = worker_pb2.RouterMessage()
+        yield worker_pb2.RouterMessage(attach=attach)
+        while True:
+            await self._has_outgoing.wait()
+            self._has_outgoing.clear()
+            message, self._outgoing = self._outgoing, worker_pb2.RouterMessage()
+            yield message
 
     def _receive(self, message: worker_pb2.WorkerMessage) -> None:
         is_news = not self.is_attached
@@ -176,3 +208,10 @@ class WorkerLink:
         error = Unavailable(f"worker {self.worker_id} cannot be reached: {reason}")
         for sink in list(self._sinks.values()):
             sink.on_lost(self, error)
+
+
+async def _end_of(call: Any) -> str:
+    code = await call.code()
+    if code is grpc.StatusCode.OK:
+        return "the worker ended the stream"
+    return f"{code.name}: {await call.details()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.v1 import types_pb2, worker_pb2
@@ -48,13 +49,15 @@ class Choice:
     def is_finished(self) -> bool:
         return self._log.is_finished
 
+    def receive_prompt(self, logprobs: Sequence[types_pb2.TokenLogprobs]) -> None:
+        """Takes in the prompt's log-probabilities, all of them, before any output."""
+        self._request_log.prompt_logprobs = logprobs
+
     def receive(self, output: worker_pb2.SequenceOutput) -> None:
         """Takes tokens in; with a finish reason, or at a stop string, it is finished.
 
         Raises InternalError when tokens are missing before these.
         """
-        if output.prompt_logprobs:
-            self._request_log.prompt_logprobs = output.prompt_logprobs
         num_known = len(self.token_ids)
         is_stopped = self._text.add(output)
         if len(self.token_ids) > num_known:

@@ -13,11 +13,9 @@ import time
 from dataclasses import dataclass, field
 from importlib import resources
 
-from redis.asyncio import Redis
-
 from core.errors import BatonError, ResourceExhausted, Unavailable
 from core.logs import event
-from core.registry import redis_errors
+from core.redis_client import RedisClient, redis_errors
 from core.tasks import TaskSet
 from router.tenants import Quota, Tenant
 
@@ -106,7 +104,7 @@ class _InFlight:
 class Quotas:
     """One router's view. `run` keeps the leases; `take` and `settle` pair."""
 
-    def __init__(self, redis: Redis, router_id: str, tasks: TaskSet) -> None:
+    def __init__(self, redis: RedisClient, router_id: str, tasks: TaskSet) -> None:
         self._redis = redis
         self._router_id = router_id
         self._tasks = tasks

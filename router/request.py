@@ -21,7 +21,6 @@ from core.errors import (
 )
 from core.logs import event
 from core.sampling import choice_seed
-from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
 from router.admission import Admission, Ticket
 from router.admission_refusals import Demand
@@ -67,7 +66,6 @@ class Generation:
     fallback: Fallback
     worker_wait_s: float
     """How long a request waits in all while no worker of a role is ready."""
-    tasks: TaskSet
     rng: random.Random
     metrics: RouterMetrics
 
@@ -251,8 +249,7 @@ class RequestRun:
                 trial.works(link)
 
             dispatch = self._dispatch(resolved, branch)
-            tasks = self._shared.tasks
-            attempt = Attempt(dispatch, placement, branch.choices, tasks, on_first_output)
+            attempt = Attempt(dispatch, placement, branch.choices, on_first_output)
             try:
                 await attempt.run()
             finally:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import logging
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -16,10 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from baton.v1 import inference_pb2
-from core.errors import AlreadyExists, Unavailable
-from router.api_keys import DEFAULT_TENANT
+from core.api_keys import DEFAULT_TENANT
+from core.errors import AlreadyExists, Cancelled, Unavailable
+from core.logs import event
 from router.outputs import Follower
 from router.request import Generation, RequestRun
+
+logger = logging.getLogger(__name__)
 
 REMEMBER_S = 60.0
 MAX_REMEMBERED = 1024
@@ -41,10 +46,14 @@ class _Entry:
 
 
 class RequestTable:
-    """Runs requests. `Generation` is what they share."""
+    """Runs requests. `Generation` is what they share.
 
-    def __init__(self, shared: Generation) -> None:
+    A client that leaves what there is unread for `max_unread_s` is given up.
+    """
+
+    def __init__(self, shared: Generation, max_unread_s: float) -> None:
         self._shared = shared
+        self._max_unread_s = max_unread_s
         self._numbers = itertools.count()
         self._running: dict[_Key, _Entry] = {}
         self._finished: OrderedDict[_Key, _Entry] = OrderedDict()
@@ -82,6 +91,25 @@ class RequestTable:
         finally:
             if entry.run.log.num_followers == 0 and not entry.task.done():
                 self._forget(entry)
+                entry.task.cancel()
+
+    async def run(self) -> None:
+        """Ends the requests of clients that do not read, until cancelled."""
+        while True:
+            await asyncio.sleep(self._max_unread_s / 4)
+            self.end_unread()
+
+    def end_unread(self) -> None:
+        """Cancels requests none of whose clients has read anything for too long.
+
+        Their outputs would pile up here, and the tokens to come are for nobody.
+        """
+        now = time.monotonic()
+        for entry in list(self._running.values()):
+            if entry.run.log.unread_s(now) > self._max_unread_s:
+                event(logger, logging.WARNING, "client_does_not_read", request_id=entry.key[1])
+                self._forget(entry)
+                entry.run.log.fail(Cancelled("the client did not read its answer"))
                 entry.task.cancel()
 
     async def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
@@ -12,7 +12,7 @@ from core.errors import BatonError
 from core.model_folder import ModelFolder
 from core.rpc import pod_errors
 from router.attach import WorkerLink
-from router.outputs import Follower
+from router.outputs import MAX_TOKENS_PER_CHUNK, Follower
 from router.request import Generation
 from router.requests import RequestTable
 from router.validate import check_request_id
@@ -95,24 +95,40 @@ async def _messages(
     """What a client is sent; the last message tells the outcome."""
     is_first = True
     while (chunk := await follower.next()) is not None:
+        # A field that is not given costs nothing; this runs for every token.
         message = inference_pb2.GenerateResponse(
             request_id=request_id,
             text=chunk.text,
             token_ids=chunk.token_ids,
             output_index=chunk.output_index,
-            logprobs=chunk.logprobs,
-            choice=chunk.choice,
-            finish_reason=chunk.finish_reason,
         )
+        if chunk.choice:
+            message.choice = chunk.choice
+        if chunk.logprobs:
+            message.logprobs.extend(chunk.logprobs)
+        if chunk.finish_reason:
+            message.finish_reason = chunk.finish_reason
         if is_first:
-            message.prompt_logprobs.extend(follower.log.prompt_logprobs)
             is_first = False
+            for prompt_message in _prompt_messages(follower.log.prompt_logprobs, request_id):
+                yield prompt_message
         outcome = follower.log.outcome
         if outcome is not None and follower.is_at_end:
             message.usage.CopyFrom(outcome.usage)
             message.route.CopyFrom(outcome.route)
             message.timing.CopyFrom(outcome.timing)
         yield message
+
+
+def _prompt_messages(
+    logprobs: Sequence[types_pb2.TokenLogprobs], request_id: str
+) -> Iterator[inference_pb2.GenerateResponse]:
+    """The prompt's log-probabilities, in messages of a size that every client takes."""
+    for first in range(0, len(logprobs), MAX_TOKENS_PER_CHUNK):
+        yield inference_pb2.GenerateResponse(
+            request_id=request_id,
+            prompt_logprobs=logprobs[first : first + MAX_TOKENS_PER_CHUNK],
+        )
 
 
 async def _worker_status(link: WorkerLink, audit: bool) -> worker_pb2.WorkerStatus:

@@ -26,15 +26,21 @@ class RouterSettings(Settings):
         None,
         description="File of API keys, lines of KEY or KEY TENANT; without it all may call",
     )
-    cors_origins: list[str] = Field(
-        [], description="Origins whose web pages may call the HTTP API; * is all"
+    cors_origins: str = Field(
+        "",
+        description="Origins whose web pages may call the HTTP API, with commas between; * is all",
     )
     redis_url: str = Field(
-        "redis://127.0.0.1:6379/0", description="Registry, prefix index and quotas"
+        "redis://127.0.0.1:6379/0",
+        description="Registry, prefix index and quotas: redis://, rediss:// (TLS), "
+        "redis+sentinel://host,host/service/db or redis+cluster://host,host",
     )
     log_level: str = Field("INFO", pattern="(?i)^(debug|info|warning|error)$", description="Logs")
     request_timeout_s: float = Field(
         600.0, gt=0, description="Longest life of a request; a client's own deadline is shorter"
+    )
+    client_stall_s: float = Field(
+        60.0, gt=0, description="A client that reads nothing of its answer for so long is dropped"
     )
     worker_silence_s: float = Field(
         5.0, gt=0, description="A worker that says nothing for so long counts as unreachable"

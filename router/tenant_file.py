@@ -6,9 +6,9 @@ import asyncio
 import logging
 from pathlib import Path
 
+from core.api_keys import DEFAULT_TENANT, ApiKeys, bearer_key
 from core.errors import StartupError, Unauthenticated
 from core.logs import event
-from router.api_keys import DEFAULT_TENANT, ApiKeys, bearer_key
 from router.tenants import TenantFileError, Tenants, parse_tenants
 
 logger = logging.getLogger(__name__)

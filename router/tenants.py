@@ -25,7 +25,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from router.api_keys import DEFAULT_TENANT
+from core.api_keys import DEFAULT_TENANT
 
 ClassName = Literal["gold", "silver", "bronze"]
 

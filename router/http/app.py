@@ -23,9 +23,9 @@ from router.http.parameters import (
     CompletionBody,
     DetokenizeBody,
     TokenizeBody,
-    parse_body,
     renamed_fields,
 )
+from router.http.parse import parse_body
 from router.request import Generation
 from router.requests import RequestTable
 
@@ -170,18 +170,21 @@ class _Boundary:
         self._router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = Call(scope, receive, send, self._api.shared.metrics)
+        call = Call(scope, receive, send)
         try:
             call.take_request_id()
             _check_headers(scope)
             if scope["path"] not in _OPEN_PATHS:
                 call.tenant = self._api.shared.tenants.tenant(call.header("authorization"))
             # With "app" there, unknown paths and methods are raised and not answered.
-            await self._router({**scope, "baton.call": call, "app": self}, receive, send)
+            scope.update({"baton.call": call, "app": self})
+            await self._router(scope, receive, send)
         except ClientLeft:
-            call.count(CLIENT_LEFT)
+            call.status = CLIENT_LEFT
         except Exception as error:
             await call.fail(to_http(error, call.names, call.request_id))
+        finally:
+            self._api.shared.metrics.http_responses.labels(str(call.status)).inc()
 
 
 def _check_headers(scope: Scope) -> None:

@@ -13,8 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from core.errors import InvalidArgument
 from core.rpc import MAX_REQUEST_BYTES
-from router.http.errors import ClientLeft, HttpError
-from router.metrics import RouterMetrics
+from router.http.errors import CLIENT_LEFT, ClientLeft, HttpError
 from router.validate import check_request_id
 
 MAX_BODY_BYTES = MAX_REQUEST_BYTES
@@ -23,6 +22,7 @@ MAX_DISCARDED_BYTES = 16 * MAX_BODY_BYTES
 BODY_TIMEOUT_S = 60.0
 MAX_TIMEOUT_S = 1e6
 
+_CLOSE = {"connection": "close"}
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -33,16 +33,17 @@ _STREAM_HEADERS = (
 class Call:
     """A request and the reply to it. `scope`, `receive` and `send` are ASGI's."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: RouterMetrics) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self._receive = receive
         self._send = send
-        self._metrics = metrics
         self._headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.request_id = uuid.uuid4().hex
         self.is_named = False
         """Whether the client chose the request id."""
         self.tenant = ""
+        self.status = CLIENT_LEFT
+        """Of the reply, once it has begun."""
         self.names: Mapping[str, str] = {}
         """Parameters' names by field of GenerateRequest, where they differ."""
 
@@ -82,28 +83,31 @@ class Call:
 
     async def body(self) -> bytes:
         """Reads the body. Raises HttpError when it is too long or does not come, ClientLeft."""
-        declared = self.header("content-length") or "0"
-        num_bytes = 0
-        parts: list[bytes] = []
-        is_last = declared.isdecimal() and int(declared) > MAX_DISCARDED_BYTES
-        num_bytes = int(declared) if is_last else 0
+        declared = self.header("content-length") or ""
+        if declared.isdecimal() and int(declared) > MAX_DISCARDED_BYTES:
+            raise _body_too_long()
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                while not is_last:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientLeft
-                    num_bytes += len(message["body"])
-                    if num_bytes <= MAX_BODY_BYTES:
-                        parts.append(message["body"])
-                    is_last = not message["more_body"] or num_bytes > MAX_DISCARDED_BYTES
+                return await self._read_body()
         except TimeoutError:
-            message_text = f"the body did not come within {BODY_TIMEOUT_S:.0f} s"
-            raise HttpError(408, message_text, code="timeout", headers=_CLOSE) from None
-        if num_bytes > MAX_BODY_BYTES:
-            message_text = f"the body is too long; the limit is {MAX_BODY_BYTES} bytes"
-            raise HttpError(413, message_text, code="request_too_large", headers=_CLOSE)
-        return b"".join(parts)
+            message = f"the body did not come within {BODY_TIMEOUT_S:.0f} s"
+            raise HttpError(408, message, code="timeout", headers=_CLOSE) from None
+
+    async def _read_body(self) -> bytes:
+        parts: list[bytes] = []
+        num_bytes = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            num_bytes += len(message["body"])
+            if num_bytes <= MAX_BODY_BYTES:
+                parts.append(message["body"])
+            is_end = not message["more_body"]
+            if num_bytes > MAX_BODY_BYTES and (is_end or num_bytes > MAX_DISCARDED_BYTES):
+                raise _body_too_long()
+            if is_end:
+                return b"".join(parts)
 
     @asynccontextmanager
     async def while_connected(self) -> AsyncIterator[None]:
@@ -142,7 +146,7 @@ class Call:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Sends a whole response."""
-        self.count(status)
+        self.status = status
         all_headers = {
             "content-type": content_type,
             "content-length": str(len(body)),
@@ -162,7 +166,7 @@ class Call:
 
     async def start_events(self) -> None:
         """Begins a response of server-sent events."""
-        self.count(200)
+        self.status = 200
         headers = [*_STREAM_HEADERS, (b"x-request-id", self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
@@ -170,8 +174,7 @@ class Call:
         """Sends a part of a stream; waits while the client does not read."""
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
-    def count(self, status: int) -> None:
-        self._metrics.http_responses.labels(str(status)).inc()
 
-
-_CLOSE = {"connection": "close"}
+def _body_too_long() -> HttpError:
+    message = f"the body is too long; the limit is {MAX_BODY_BYTES} bytes"
+    return HttpError(413, message, code="request_too_large", headers=_CLOSE)

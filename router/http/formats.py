@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import orjson
@@ -122,7 +122,7 @@ class Format(ABC):
 
     def _shown(self, chunk: Chunk) -> Chunk:
         if self._job.drops_output:
-            return replace(chunk, text="", token_ids=(), logprobs=())
+            return chunk._replace(text="", token_ids=(), logprobs=())
         return chunk
 
     def _chunk_object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -152,23 +152,10 @@ class CompletionFormat(Format):
         self, prompt: int, chunk: Chunk, log: OutputLog, *, is_first: bool
     ) -> dict[str, Any]:
         echoed = self._job.echoed if is_first else None
-        text = "" if echoed is None else self._prompt_text(echoed[prompt])
-        logprobs = None
-        if self._job.wants_logprobs:
-            writer = self._logprobs.setdefault(
-                (prompt, chunk.choice), CompletionLogprobs(self._tokenizer)
-            )
-            parts = (
-                writer.prompt(text, self._prompt_ids(prompt), log.prompt_logprobs)
-                if (echoed is not None)
-                else None
-            )
-            logprobs = writer.output(chunk.token_ids, chunk.logprobs)
-            if parts is not None:
-                logprobs = joined(parts, logprobs)
+        text = None if echoed is None else self._prompt_text(echoed[prompt])
         return {
-            "text": text + chunk.text,
-            "logprobs": logprobs,
+            "text": (text or "") + chunk.text,
+            "logprobs": self._logprobs_of(prompt, chunk, log, text),
             "finish_reason": _FINISH_REASONS[chunk.finish_reason],
         }
 
@@ -178,13 +165,26 @@ class CompletionFormat(Format):
     def _text_delta(self, text: str) -> dict[str, Any]:
         return {"text": text, "logprobs": None, "finish_reason": None}
 
+    def _logprobs_of(
+        self, prompt: int, chunk: Chunk, log: OutputLog, echoed: str | None
+    ) -> dict[str, list[Any]] | None:
+        """Of `chunk`, and before it of the prompt if that is `echoed` now."""
+        if not self._job.wants_logprobs:
+            return None
+        key = (prompt, chunk.choice)
+        writer = self._logprobs.get(key)
+        if writer is None:
+            writer = self._logprobs[key] = CompletionLogprobs(self._tokenizer)
+        if echoed is None:
+            return writer.output(chunk.token_ids, chunk.logprobs)
+        token_ids = self._job.requests[prompt].token_ids.ids
+        first = writer.prompt(echoed, token_ids, log.prompt_logprobs)
+        return joined(first, writer.output(chunk.token_ids, chunk.logprobs))
+
     def _prompt_text(self, prompt: Prompt) -> str:
         if isinstance(prompt, str):
             return prompt
         return self._tokenizer.decode(prompt, skip_special_tokens=True)
-
-    def _prompt_ids(self, prompt: int) -> Sequence[int]:
-        return self._job.requests[prompt].token_ids.ids
 
 
 class ChatFormat(Format):

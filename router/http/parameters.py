@@ -7,22 +7,17 @@ error names it. Ranges of values are judged in `router.validate`, as for gRPC.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-import orjson
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
-    ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails
-
-from router.http.errors import HttpError
 
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
@@ -221,69 +216,6 @@ class DetokenizeBody(Body):
 
     model: str = ""
     tokens: list[Int32]
-
-
-BodyT = TypeVar("BodyT", bound=Body)
-
-
-def parse_body(cls: type[BodyT], data: bytes) -> BodyT:
-    """`data` as a `cls`. Raises HttpError that names the first parameter at fault."""
-    try:
-        content = orjson.loads(data)
-    except orjson.JSONDecodeError as error:  # too deep a nesting, too
-        raise HttpError(400, f"the body is no valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(content, dict):
-        raise HttpError(400, "the body must be a JSON object", code="invalid_json")
-    try:
-        return cls.model_validate(content)
-    except ValidationError as error:
-        raise _refusal(error.errors(include_url=False)[0]) from None
-
-
-def _refusal(detail: ErrorDetails) -> HttpError:
-    """The message has the whole path to what is wrong; `param` is the parameter it is in."""
-    kind, context = detail["type"], detail.get("ctx", {})
-    path = _path(detail["loc"])
-    param = str(detail["loc"][0]) if detail["loc"] else None
-    if kind == "value_error":
-        message = str(context["error"])
-        if param is None:  # a rule between parameters: the message begins with the one at fault
-            param = message.split(" ", 1)[0]
-        else:
-            message = path + ("" if message.startswith("[") else " ") + message
-    elif kind in _MESSAGES:
-        message = _MESSAGES[kind].format(path=path, **context)
-    else:
-        reason = detail["msg"].removeprefix("Input ")
-        message = f"{path} {reason[:1].lower()}{reason[1:]}"
-    return HttpError(400, message, code=_CODES.get(kind, "invalid_value"), param=param)
-
-
-_MESSAGES = {
-    "extra_forbidden": "unknown parameter: {path}",
-    "missing": "{path} is missing",
-    "none_required": "{path} is not supported",
-    "literal_error": "{path} is supported only as {expected}",
-    "too_long": "{path} is supported only when it is empty",
-}
-_CODES = {
-    "extra_forbidden": "unknown_parameter",
-    "missing": "missing_required_parameter",
-    "none_required": "unsupported_value",
-    "literal_error": "unsupported_value",
-    "too_long": "unsupported_value",
-}
-
-
-def _path(location: Sequence[str | int]) -> str:
-    """`("messages", 0, "content")` as `messages[0].content`."""
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        else:
-            path += f".{part}" if path else part
-    return path
 
 
 def renamed_fields(body: CompletionBody | ChatBody) -> Mapping[str, str]:

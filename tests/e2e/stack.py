@@ -65,7 +65,7 @@ def _is_idle(worker) -> bool:  # type: ignore[no-untyped-def]
 def running_stack(model: Path, *args: str) -> Iterator[RunningStack]:
     """Starts `baton up` on a free port, and stops it as Ctrl-C does."""
     with local_stack("--model", str(model), *args, env=QUIET) as stack:
-        yield RunningStack(stack.address, stack.process)
+        yield RunningStack(stack.address, stack.http, stack.process)
 
 
 def quiet_env() -> dict[str, str]:

@@ -38,11 +38,7 @@ class Script:
     decodes: dict[str, FakeWorker] = field(default_factory=dict)
 
 
-class FakeWorker(
-    worker_pb2_grpc.WorkerServicer,
-    worker_pb2_grpc.PrefillServicer,
-    worker_pb2_grpc.DecodeServicer,
-):
+class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """One worker. Records what it is told in `dispatches` and `aborts`."""
 
     def __init__(self, worker_id: str, role: types_pb2.Role.ValueType, script: Script) -> None:
@@ -68,8 +64,6 @@ class FakeWorker(
     async def start(self, registry: Registry) -> None:
         self._server = RpcServer("127.0.0.1", 0)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server.grpc_server)
-        worker_pb2_grpc.add_PrefillServicer_to_server(self, self._server.grpc_server)
-        worker_pb2_grpc.add_DecodeServicer_to_server(self, self._server.grpc_server)
         self.record.address = await self._server.start([])
         if self.record.role == types_pb2.ROLE_DECODE:
             self.script.decodes[self.record.address] = self
@@ -82,8 +76,10 @@ class FakeWorker(
             self._server = None
             await self._tasks.cancel(1)
 
-    async def Attach(self, request, context) -> AsyncIterator[worker_pb2.WorkerMessage]:
-        outbox = self._outboxes[request.router_id] = asyncio.Queue()
+    async def Attach(self, requests, context) -> AsyncIterator[worker_pb2.WorkerMessage]:
+        router_id = (await anext(requests)).attach.router_id
+        outbox = self._outboxes[router_id] = asyncio.Queue()
+        self._tasks.start(self._read(requests))
         yield worker_pb2.WorkerMessage(load=self.load, state=self.record.state)
         while True:
             try:
@@ -96,9 +92,11 @@ class FakeWorker(
             else:
                 yield worker_pb2.WorkerMessage(outputs=[output])
 
-    async def Abort(self, request, context) -> worker_pb2.AbortReply:
-        self.aborts.append((request.request_id, request.attempt))
-        return worker_pb2.AbortReply(was_known=True)
+    async def _read(self, requests) -> None:
+        async for message in requests:
+            for assignment in message.assignments:
+                self._accept(assignment)
+            self.aborts += [(abort.request_id, abort.attempt) for abort in message.aborts]
 
     async def GetWorkerStatus(self, request, context) -> worker_pb2.WorkerStatus:
         await asyncio.sleep(self.status_delay_s)
@@ -107,22 +105,23 @@ class FakeWorker(
             id=self.record.worker_id, state=self.record.state, load=self.load, audit=audit
         )
 
-    async def Decode(self, request, context) -> worker_pb2.DispatchReply:
-        self._accept(request.dispatch)
-        return worker_pb2.DispatchReply()
-
-    async def Prefill(self, request, context) -> worker_pb2.DispatchReply:
-        self._accept(request.dispatch)
-        decode = self.script.decodes[request.decode.address]
-        self._tasks.start(self._play(request.dispatch, decode))
-        return worker_pb2.DispatchReply()
-
-    def _accept(self, dispatch: worker_pb2.Dispatch) -> None:
+    def _accept(self, assignment: worker_pb2.Assignment) -> None:
+        dispatch = assignment.dispatch
         if self.refusal is not None:
-            raise self.refusal
+            self.send(dispatch, worker_pb2.SequenceOutput(error=to_detail(self.refusal)))
+            return
         self.dispatches.append(dispatch)
+        if self.record.role == types_pb2.ROLE_DECODE:
+            self.send(dispatch, worker_pb2.SequenceOutput(accepted=True))
+        else:
+            decode = self.script.decodes[assignment.partner.address]
+            self._tasks.start(self._play(dispatch, decode))
 
     async def _play(self, dispatch: worker_pb2.Dispatch, decode: FakeWorker) -> None:
+        if dispatch.HasField("prompt_logprobs") and len(dispatch.prompt_token_ids) > 1:
+            scored = dispatch.prompt_token_ids[1:]
+            logprobs = [script_logprobs(item, dispatch.prompt_logprobs) for item in scored]
+            self.send(dispatch, worker_pb2.SequenceOutput(prompt_logprobs=logprobs))
         for choice in range(dispatch.n):
             await self._play_choice(dispatch, decode, choice)
 
@@ -131,10 +130,6 @@ class FakeWorker(
     ) -> None:
         first = len(dispatch.output_token_ids)
         hello = self.script_output(dispatch, first, choice, cached_tokens=8)
-        if choice == 0 and dispatch.HasField("prompt_logprobs"):
-            scored = dispatch.prompt_token_ids[1:]
-            num_top = dispatch.prompt_logprobs
-            hello.prompt_logprobs.extend(script_logprobs(item, num_top) for item in scored)
         if not self.script.decode_first or hello.finish_reason:
             self.send(dispatch, hello)
         if not hello.finish_reason:

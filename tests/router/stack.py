@@ -12,7 +12,8 @@ import grpc
 
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from core.errors import from_exception
-from core.registry import Registry, connect_redis
+from core.redis_client import connect_redis
+from core.registry import Registry
 from core.rpc import open_channel
 from router.app import Router
 from router.settings import RouterSettings

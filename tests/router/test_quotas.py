@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from core.errors import ResourceExhausted
-from core.registry import connect_redis
+from core.redis_client import connect_redis
 from core.tasks import TaskSet
 from router.quotas import Bucket, Quotas
 from router.tenants import Quota, ServiceClass, Tenant

@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 
+from core.api_keys import ApiKeys
 from core.errors import StartupError, Unauthenticated
-from router.api_keys import ApiKeys
 from router.tenant_file import TenantBook
 from router.tenants import Quota, ServiceClass, TenantFileError, parse_tenants
 

@@ -39,25 +39,8 @@ class ApiKeys:
 
     @classmethod
     def load(cls, path: Path) -> ApiKeys:
-        """Reads lines of `key` or `key tenant`; `#` begins a comment. Raises StartupError."""
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeError) as error:
-            raise StartupError(f"API keys {path} cannot be read: {error}") from error
-        tenants: dict[str, str] = {}
-        for number, line in enumerate(lines, start=1):
-            words = line.partition("#")[0].split()
-            if not words:
-                continue
-            if len(words) > 2 or not words[0].isascii():
-                # The line itself may hold a key, so it is not shown.
-                raise StartupError(f"{path}:{number} is not `key` or `key tenant`")
-            if words[0] in tenants:
-                raise StartupError(f"{path}:{number} repeats a key")
-            tenants[words[0]] = words[1] if len(words) == 2 else DEFAULT_TENANT
-        if not tenants:
-            raise StartupError(f"API keys {path} has no key in it; nobody could call")
-        return cls(tenants)
+        """Those of the operator's file. Raises StartupError."""
+        return cls(read_api_keys(path))
 
     @property
     def are_needed(self) -> bool:
@@ -73,5 +56,29 @@ class ApiKeys:
         return tenant
 
     def _digest(self, key: str) -> bytes:
-        data = key.encode(errors="replace")
-        return hashlib.blake2b(data, key=self._secret, digest_size=32).digest()
+        return hashlib.blake2b(key.encode(), key=self._secret, digest_size=32).digest()
+
+
+def read_api_keys(path: Path) -> dict[str, str]:
+    """Tenants by key, of a file with lines of `KEY` or `KEY TENANT`; `#` begins a comment.
+
+    Raises StartupError.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise StartupError(f"the API keys {path} cannot be read: {error}") from error
+    tenants: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) > 2 or not words[0].isascii():
+            # The line may hold a key, so it is not shown.
+            raise StartupError(f"{path}, line {number}, is not KEY or KEY TENANT")
+        if words[0] in tenants:
+            raise StartupError(f"{path}, line {number}, repeats a key")
+        tenants[words[0]] = words[1] if len(words) == 2 else DEFAULT_TENANT
+    if not tenants:
+        raise StartupError(f"the API keys {path} are empty: nobody could call")
+    return tenants
