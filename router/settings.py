@@ -76,7 +76,7 @@ class RouterSettings(Settings):
         1024, ge=1, description="Requests of one tenant that may wait in the router"
     )
     prefill_ahead_s: float = Field(
-        0.25,
+        0.1,
         gt=0,
         description="Work that is sent ahead to a prefill worker; the rest waits in the router",
     )
