@@ -216,10 +216,12 @@ class Pair:
             **{"attempt": 1, **fields},  # type: ignore[arg-type]
         )
 
-    def assign(self, to: Worker, dispatch: worker_pb2.Dispatch) -> None:
-        """Tells one worker of its part."""
+    def assign(self, to: Worker, dispatch: worker_pb2.Dispatch, is_local: bool = False) -> None:
+        """Tells one worker of its part; without a partner when decode is to compute it all."""
         partner = self.prefill if to is self.decode else self.decode
-        assignment = worker_pb2.Assignment(dispatch=dispatch, partner=partner.address)
+        assignment = worker_pb2.Assignment(
+            dispatch=dispatch, partner=None if is_local else partner.address
+        )
         message = worker_pb2.RouterMessage(assignments=[assignment])
         self._outgoing[to.address.worker_id].put_nowait(message)
 
@@ -233,11 +235,13 @@ class Pair:
         self.assign(self.prefill, dispatch)
         return results
 
-    async def send_to_decode(self, dispatch: worker_pb2.Dispatch) -> list[Result]:
+    async def send_to_decode(
+        self, dispatch: worker_pb2.Dispatch, is_local: bool = False
+    ) -> list[Result]:
         """Returns when decode has taken it. Raises what it refuses with."""
         key = (dispatch.request_id, dispatch.attempt)
         results = self._results[key] = [Result() for _ in range(max(1, dispatch.n))]
-        self.assign(self.decode, dispatch)
+        self.assign(self.decode, dispatch, is_local)
         async with asyncio.timeout(60):
             await results[0].accepted.wait()
         if results[0].error is not None:
@@ -245,13 +249,11 @@ class Pair:
         return results
 
     def result(self, name: str, attempt: int = 1) -> Result:
-        return self._results[(name, attempt)]
+        return self._results[(name, attempt)][0]
 
     async def send_local(self, dispatch: worker_pb2.Dispatch) -> Result:
-        """Dispatches to decode alone."""
-        result = self._results[dispatch.request_id, dispatch.attempt] = Result()
-        await self.decode_stub.Decode(worker_pb2.DecodeRequest(dispatch=dispatch))
-        return result
+        """Dispatches to decode alone. Raises what it refuses with."""
+        return (await self.send_to_decode(dispatch, is_local=True))[0]
 
     async def ask_for_grant(self, name: str) -> None:
         """Asks decode for room as prefill would."""

@@ -109,6 +109,7 @@ async def test_the_next_prompt_gets_its_room_while_one_is_computed_and_an_end_st
         await until(lambda: both.decode.load.imports == 2)
         both.abort("first")
         both.abort("second")
+        await until(lambda: both.prefill.load.requests == 0)
         may_compute.set()
         await both.until_idle()
         # What was on the device came to its end, and that was all.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from baton.v1 import worker_pb2
@@ -21,12 +21,12 @@ async def test_a_router_that_is_not_attached_is_refused(folder: Path) -> None:
     async with pair(folder) as both:
         dispatch = both.dispatch(make_prompt(5), "stranger")
         dispatch.router_id = "nobody"
-        to_prefill = worker_pb2.PrefillRequest(dispatch=dispatch, decode=both.decode.address)
-        to_decode = worker_pb2.DecodeRequest(dispatch=dispatch, prefill=both.prefill.address)
-        with pytest.raises(grpc.RpcError, match="nobody is not attached"):
-            await both.prefill_stub.Prefill(to_prefill)
-        with pytest.raises(grpc.RpcError, match="nobody is not attached"):
-            await both.decode_stub.Decode(to_decode)
+        for worker in (both.decode, both.prefill):
+            with pytest.raises(Unavailable, match="nobody is not attached"):
+                await worker.host.service.accept(
+                    worker_pb2.Assignment(dispatch=dispatch, partner=both.prefill.address)
+                )
+            assert len(worker.host.service._requests) == 0  # type: ignore[attr-defined]
 
 
 async def test_prefill_ends_what_a_router_that_left_has_sent(
@@ -74,12 +74,19 @@ async def test_a_router_that_leaves_during_the_handshake_leaves_nothing_behind(
                 return True
             return False
 
+        has_ended = asyncio.Event()
+
         async def connected(address: worker_pb2.WorkerAddress) -> Peer:
-            await both.detach()
-            await until(has_left)
-            return await real_connected(address)
+            try:
+                await both.detach()
+                await until(has_left)
+                return await real_connected(address)
+            finally:
+                has_ended.set()
 
         monkeypatch.setattr(host.peers, "connected", connected)
-        with pytest.raises(grpc.RpcError):
-            await both.send(both.dispatch(make_prompt(40), "late"))
+        both.assign(both.decode, both.dispatch(make_prompt(40), "late"))
+        async with asyncio.timeout(30):
+            await has_ended.wait()
+        await both.until_idle()
         assert len(host.service._requests) == 0  # type: ignore[attr-defined]
