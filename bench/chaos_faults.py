@@ -9,6 +9,9 @@ from bench.chaos_load import COMPLETED, Result
 from bench.pods import Pod
 
 KILL_ROUTER = "kill router"
+RECONNECT_S = 3.0
+"""A client's channel finds a router that is back within its longest backoff, 2 s and a fifth;
+until then gRPC itself answers each call with the last refusal."""
 
 
 @dataclass(eq=False)
@@ -72,8 +75,9 @@ class Faults:
                     fault.note(result, now)
 
     def was_router_away(self, since: float) -> bool:
-        """Whether it was at any time from `since` on."""
+        """Whether it was, for its clients, at any time from `since` on."""
         return any(
-            fault.kind == KILL_ROUTER and (fault.over_at is None or fault.over_at >= since)
+            fault.kind == KILL_ROUTER
+            and (fault.over_at is None or fault.over_at + RECONNECT_S >= since)
             for fault in self.done
         )

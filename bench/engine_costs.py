@@ -70,7 +70,7 @@ def _steps(
             yield batch.num_tokens, start, batch.is_decode_only, seconds
     finally:
         for index in range(len(prompts)):
-            engine.scheduler.abort((f"r{index}", 1))
+            engine.scheduler.abort((f"r{index}", 1, 0))
 
 
 def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:

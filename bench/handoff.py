@@ -10,11 +10,14 @@ stream: what the second token takes beyond a usual one. For SmolLM2 and for a ra
 `serial_ms` is what the transfer takes alone, in one piece and with nothing else running;
 `hidden` is the share of it by which the exposed time is shorter. All stacks of a comparison run
 at the same time and are asked one after the other in random order, each prompt being new.
-Figures are medians; intervals are bootstrapped from the ratios within one round.
+Two stacks with the same flags differ by some per cent, each for as long as it lives, so every
+comparison is made by several lives of its stacks. Figures are medians; intervals are
+bootstrapped from the ratios within one round.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import sys
@@ -33,8 +36,12 @@ from engine.fetch_smollm2 import default_folder, fetch
 NUM_OUTPUTS = 16
 WARM_UP_TOKENS = (256, 512, 768)
 """Lengths of prompts from which the workers learn the speeds of link and computation."""
-REPETITIONS = {64: 11, 256: 9, 1024: 7, 4096: 3}
+NUM_LIVES = 4
+"""How often each comparison's stacks are started anew."""
+REPETITIONS = {64: 3, 256: 3, 1024: 2, 4096: 1}
+"""Rounds in each life, by the prompt's length."""
 QUICK_REPETITIONS = {256: 3, 1024: 3}
+LINKS = {"shared-memory": SHARED_MEMORY, "1gbit": GIGABIT}
 LONG = 1024
 """Tokens from which on overlap has to hide the transfer."""
 
@@ -70,21 +77,34 @@ class Comparison:
         if link is SHARED_MEMORY:
             self._variants.append(UNVERIFIED)
 
-    async def run(self, repetitions: Mapping[int, int]) -> None:
-        """Measures and reports each of the prompt lengths so many times."""
+    async def run(self, repetitions: Mapping[int, int], num_lives: int) -> None:
+        """Measures and reports each of the prompt lengths, so many times in each life."""
         serial_s = {n: serial_transfer_s(self._model, self._link, n) for n in repetitions}
+        rounds: dict[int, list[dict[Variant, Timing]]] = {n: [] for n in repetitions}
+        for _ in range(num_lives):
+            for num_tokens, timings in await self._life(repetitions):
+                rounds[num_tokens].append(timings)
+        for num_tokens, found in rounds.items():
+            by_variant = {v: [timing[v] for timing in found] for v in self._variants}
+            self._report(num_tokens, serial_s[num_tokens], by_variant)
+            self._check(num_tokens, serial_s[num_tokens], by_variant)
+
+    async def _life(
+        self, repetitions: Mapping[int, int]
+    ) -> list[tuple[int, dict[Variant, Timing]]]:
+        """One life of the stacks: lengths and timings of its rounds."""
         async with AsyncExitStack() as stack:
             clients = {}
-            for variant in self._variants:
+            for variant in self._draw.sample(self._variants, len(self._variants)):
                 served = serving(self._model, self._link, variant.flags)
                 clients[variant] = await stack.enter_async_context(served)
             for num_tokens in WARM_UP_TOKENS:
                 await self._round(clients, num_tokens)
-            for num_tokens, num_rounds in repetitions.items():
-                rounds = [await self._round(clients, num_tokens) for _ in range(num_rounds)]
-                timings = {v: [timing[v] for timing in rounds] for v in self._variants}
-                self._report(num_tokens, serial_s[num_tokens], timings)
-                self._check(num_tokens, serial_s[num_tokens], timings)
+            return [
+                (num_tokens, await self._round(clients, num_tokens))
+                for num_tokens, num_rounds in repetitions.items()
+                for _ in range(num_rounds)
+            ]
 
     async def _round(
         self, clients: Mapping[Variant, AsyncBatonClient], num_tokens: int
@@ -150,24 +170,29 @@ class Comparison:
         self._reporter.check(f"digests, {prompt} ({cost})", cost.median, "of TTFT", "< 0.03")
 
 
-async def run(reporter: Reporter, is_quick: bool) -> None:
-    models = [Model("random, 64 KiB a token", await asyncio.to_thread(wide_model))]
-    if not is_quick:
-        models.append(Model("SmolLM2", await asyncio.to_thread(fetch, default_folder())))
-    repetitions = QUICK_REPETITIONS if is_quick else REPETITIONS
-    for model in models:
-        for link in (SHARED_MEMORY, GIGABIT):
-            await Comparison(reporter, model, link).run(repetitions)
+async def run(reporter: Reporter, arguments: argparse.Namespace) -> None:
+    models = {"wide": lambda: Model("random, 64 KiB a token", wide_model())}
+    models["smollm2"] = lambda: Model("SmolLM2", fetch(default_folder()))
+    repetitions = QUICK_REPETITIONS if arguments.quick else REPETITIONS
+    num_lives = 1 if arguments.quick else NUM_LIVES
+    names = ["wide"] if arguments.quick and not arguments.model else arguments.model or models
+    for name in names:
+        model = await asyncio.to_thread(models[name])
+        for link_name in arguments.link or LINKS:
+            comparison = Comparison(reporter, model, LINKS[link_name])
+            await comparison.run(repetitions, num_lives)
 
 
 def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument(
-        "--quick", action="store_true", help="random model, short prompts, few repetitions"
+        "--quick", action="store_true", help="wide model, short prompts, few repetitions"
     )
+    parser.add_argument("--model", action="append", choices=["wide", "smollm2"], help="[both]")
+    parser.add_argument("--link", action="append", choices=[*LINKS], help="[both]")
     arguments = parser.parse_args()
     reporter = Reporter("handoff", arguments.json)
-    asyncio.run(run(reporter, arguments.quick))
+    asyncio.run(run(reporter, arguments))
     return reporter.finish()
 
 

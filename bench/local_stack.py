@@ -18,9 +18,10 @@ STOP_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class LocalStack:
-    """A stack that serves at `address`."""
+    """A stack that serves at `address`, and its HTTP API at `http` if it has one."""
 
     address: str
+    http: str | None
     process: subprocess.Popen[str]
 
     def children(self) -> dict[str, psutil.Process]:
@@ -51,7 +52,8 @@ def local_stack(*args: str, env: Mapping[str, str] | None = None) -> Iterator[Lo
         env={**os.environ, **(env or {})},
     )
     try:
-        yield LocalStack(_wait_ready(process), process)
+        fields = _wait_ready(process)
+        yield LocalStack(fields["grpc"], fields.get("http"), process)
     finally:
         process.send_signal(signal.SIGINT)
         try:
@@ -62,10 +64,10 @@ def local_stack(*args: str, env: Mapping[str, str] | None = None) -> Iterator[Lo
             raise
 
 
-def _wait_ready(process: subprocess.Popen[str]) -> str:
+def _wait_ready(process: subprocess.Popen[str]) -> dict[str, str]:
+    """The pairs of the ready line."""
     assert process.stdout is not None and process.stderr is not None
     for line in process.stdout:
         if line.startswith("ready "):
-            fields = dict(pair.split("=", 1) for pair in line.split()[1:])
-            return fields["grpc"]
+            return dict(pair.split("=", 1) for pair in line.split()[1:])
     raise RuntimeError(f"the stack did not start: {process.stderr.read()}")

@@ -15,10 +15,11 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 import operator
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -134,3 +135,10 @@ def _shown(value: Field) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all do not exceed; NaN of nothing."""
+    if not values:
+        return math.nan
+    return sorted(values)[min(len(values) - 1, math.ceil(share * len(values)) - 1)]

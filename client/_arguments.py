@@ -17,8 +17,14 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         "--server",
         metavar="HOST:PORT",
         default=os.environ.get("BATON_SERVER") or DEFAULT_SERVER,
-        help=f"router to talk to [$BATON_SERVER, else {DEFAULT_SERVER}]",
+        help=f"router to talk to [$BATON_SERVER, else {DEFAULT_SERVER}]; "
+        "if it wants an API key, give it in $BATON_API_KEY",
     )
+
+
+def api_key() -> str | None:
+    """From the environment: other users of the machine see arguments."""
+    return os.environ.get("BATON_API_KEY") or None
 
 
 def positive_int(text: str) -> int:

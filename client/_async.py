@@ -10,7 +10,7 @@ import grpc.aio
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from client._errors import translate
-from client._options import DEFAULT_SERVER, GenerateOptions, build_request
+from client._options import DEFAULT_SERVER, GenerateOptions, build_request, call_metadata
 from client._results import Assembler, Chunk, Completion
 
 Call = grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
@@ -58,9 +58,10 @@ class AsyncCompletionStream:
 class AsyncBatonClient:
     """`BatonClient` for asyncio: make it and use it inside one event loop."""
 
-    def __init__(self, server: str = DEFAULT_SERVER) -> None:
+    def __init__(self, server: str = DEFAULT_SERVER, api_key: str | None = None) -> None:
         """`server` is HOST:PORT. Connecting happens with the first call."""
         self._server = server
+        self._metadata = call_metadata(api_key)
         self._channel = grpc.aio.insecure_channel(server)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
@@ -76,19 +77,22 @@ class AsyncBatonClient:
     ) -> AsyncCompletionStream:
         """Starts one request and returns its stream."""
         request, timeout_s = build_request(prompt, options)
-        return AsyncCompletionStream(self._stub.Generate(request, timeout=timeout_s), self._server)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        return AsyncCompletionStream(call, self._server)
 
     async def model(self) -> inference_pb2.ModelInfo:
         """The model that is served, and its limits."""
         try:
-            return await self._stub.GetModel(inference_pb2.GetModelRequest())
+            request = inference_pb2.GetModelRequest()
+            return await self._stub.GetModel(request, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error, self._server) from None
 
     async def status(self, audit: bool = False) -> inference_pb2.GetStatusResponse:
         """State of every worker; `audit` also checks every block of their pools."""
         try:
-            return await self._stub.GetStatus(inference_pb2.GetStatusRequest(audit=audit))
+            request = inference_pb2.GetStatusRequest(audit=audit)
+            return await self._stub.GetStatus(request, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error, self._server) from None
 

@@ -50,6 +50,15 @@ _SAMPLING_FIELDS = frozenset(GenerateOptions.__annotations__).difference(
 )
 
 
+def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """What every call carries. Raises InvalidArgument."""
+    if api_key is None:
+        return ()
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise InvalidArgument("api_key must be printable ASCII", field="api_key")
+    return (("authorization", f"Bearer {api_key}"),)
+
+
 def build_request(
     prompt: str | None, options: Mapping[str, Any]
 ) -> tuple[inference_pb2.GenerateRequest, float | None]:

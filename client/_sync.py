@@ -9,7 +9,7 @@ import grpc
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from client._errors import translate
-from client._options import DEFAULT_SERVER, GenerateOptions, build_request
+from client._options import DEFAULT_SERVER, GenerateOptions, build_request, call_metadata
 from client._results import Assembler, Chunk, Completion
 
 
@@ -61,9 +61,10 @@ class CompletionStream:
 class BatonClient:
     """Talks to one router over one connection; safe to share between threads."""
 
-    def __init__(self, server: str = DEFAULT_SERVER) -> None:
+    def __init__(self, server: str = DEFAULT_SERVER, api_key: str | None = None) -> None:
         """`server` is HOST:PORT. Connecting happens with the first call."""
         self._server = server
+        self._metadata = call_metadata(api_key)
         self._channel = grpc.insecure_channel(server)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
@@ -77,19 +78,22 @@ class BatonClient:
     ) -> CompletionStream:
         """Starts one request and returns its stream."""
         request, timeout_s = build_request(prompt, options)
-        return CompletionStream(self._stub.Generate(request, timeout=timeout_s), self._server)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        return CompletionStream(call, self._server)
 
     def model(self) -> inference_pb2.ModelInfo:
         """The model that is served, and its limits."""
         try:
-            return self._stub.GetModel(inference_pb2.GetModelRequest())
+            request = inference_pb2.GetModelRequest()
+            return self._stub.GetModel(request, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error, self._server) from None
 
     def status(self, audit: bool = False) -> inference_pb2.GetStatusResponse:
         """State of every worker; `audit` also checks every block of their pools."""
         try:
-            return self._stub.GetStatus(inference_pb2.GetStatusRequest(audit=audit))
+            request = inference_pb2.GetStatusRequest(audit=audit)
+            return self._stub.GetStatus(request, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error, self._server) from None
 

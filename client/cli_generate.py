@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from client._arguments import Subcommands, add_server, seconds
+from client._arguments import Subcommands, add_server, api_key, seconds
 from client._options import GenerateOptions
 from client._results import Completion
 from client._sync import BatonClient
@@ -75,7 +75,7 @@ def add_command(commands: Subcommands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Streams the text, or prints the whole as JSON."""
     prompt, options = _request(args)
-    with BatonClient(args.server) as client, client.stream(prompt, **options) as stream:
+    with BatonClient(args.server, api_key()) as client, client.stream(prompt, **options) as stream:
         if args.json:
             is_utf8 = sys.stdout.encoding.lower() == "utf-8"
             print(json.dumps(as_json(stream.completion()), ensure_ascii=not is_utf8))

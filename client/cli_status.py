@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from baton.v1 import inference_pb2, types_pb2, worker_pb2
-from client._arguments import Subcommands, add_server, seconds
+from client._arguments import Subcommands, add_server, api_key, seconds
 from client._sync import BatonClient
 
 _BLOCK_STATES = ("total", "free", "cached", "referenced", "quarantined")
@@ -49,7 +49,7 @@ def add_command(commands: Subcommands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the status once or, with `--watch`, until interrupted."""
-    with BatonClient(args.server) as client:
+    with BatonClient(args.server, api_key()) as client:
         status = client.status(audit=args.audit)
         if args.watch is None:
             _print(status, args.json)

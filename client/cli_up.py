@@ -19,7 +19,7 @@ from client.launch_plan import LaunchPlan, UpConfig, make_plan
 from client.launcher import ReadyStack, Stack
 from client.model_source import find_model
 from core.errors import InvalidArgument, StartupError, Unavailable
-from core.registry import connect_redis, redis_errors
+from core.redis_client import connect_redis, redacted, redis_errors
 
 # Passed on to every worker as they are.
 _WORKER_FLAGS = (
@@ -42,8 +42,9 @@ def add_command(commands: Subcommands) -> None:
         "up",
         help="run a whole stack on this machine",
         description="Starts Redis, prefill and decode workers and a router, prints one line "
-        "`ready grpc=HOST:PORT prefill=N decode=M model=NAME` and serves until Ctrl-C, which "
-        "stops everything. Without --model it serves SmolLM2-135M-Instruct, fetched once.",
+        "`ready grpc=HOST:PORT http=HOST:PORT prefill=N decode=M model=NAME` (http only with "
+        "--http-port) and serves until Ctrl-C, which stops everything. Without --model it "
+        "serves SmolLM2-135M-Instruct, fetched once.",
     )
     parser.add_argument("--model", metavar="M", help="model folder or hub name")
     parser.add_argument("--served-model-name", metavar="NAME", help="what clients call the model")
@@ -58,6 +59,17 @@ def add_command(commands: Subcommands) -> None:
         type=port_number,
         default=50051,
         help="router's port; 0: a free one [50051]",
+    )
+    parser.add_argument(
+        "--http-port",
+        metavar="P",
+        type=port_number,
+        help="serve the OpenAI HTTP API on this port, too; 0: a free one",
+    )
+    parser.add_argument(
+        "--api-keys",
+        metavar="FILE",
+        help="file of API keys, lines of KEY or KEY TENANT [none: everybody may call]",
     )
     parser.add_argument("--redis", metavar="URL", help="use this Redis instead of an own one")
     parser.add_argument(
@@ -124,7 +136,7 @@ async def _require_redis(url: str) -> None:
         with redis_errors():
             await redis.ping()
     except Unavailable as error:
-        raise StartupError(f"{url} cannot be reached: {error.message}") from error
+        raise StartupError(f"{redacted(url)} cannot be reached: {error.message}") from error
     finally:
         await redis.aclose()
 
@@ -150,25 +162,28 @@ async def serve(
 async def _serve_ready(
     stack: Stack, plan: LaunchPlan, ready: ReadyStack, question: str | None, once: bool
 ) -> int:
+    http = f"http={ready.http} " if ready.http else ""
     print(
-        f"ready grpc={ready.address} prefill={len(plan.prefill_ids)} "
+        f"ready grpc={ready.address} {http}prefill={len(plan.prefill_ids)} "
         f"decode={len(plan.decode_ids)} model={ready.model}",
         flush=True,
     )
     if question is not None:
-        await _ask(ready.address, question)
+        await _ask(AsyncBatonClient(ready.address, plan.api_key), question)
         if once:
             return 0
     _say(f"gRPC (baton.v1.Inference) listens on {ready.address}. Ask from another terminal:")
     _say(f"  {_own_command()} generate --server {ready.address} --chat --prompt 'Who are you?'")
+    if ready.http:
+        _say(f"The OpenAI API is at http://{ready.http}/v1.")
     _say("Ctrl-C stops everything.")
     raise StartupError(await stack.until_router_ends())
 
 
-async def _ask(address: str, question: str) -> None:
+async def _ask(baton: AsyncBatonClient, question: str) -> None:
     """Prints the model's answer as it comes; a model without a chat template continues it."""
     print(f"> {question}", flush=True)
-    async with AsyncBatonClient(address) as client:
+    async with baton as client:
         max_tokens = min(_ANSWER_TOKENS, (await client.model()).max_model_len // 2)
         message = {"role": "user", "content": question}
         stream = client.stream(messages=[message], max_tokens=max_tokens)
@@ -196,6 +211,8 @@ def _config(args: argparse.Namespace, model: str, model_name: str | None) -> UpC
         num_decode=args.decode,
         host=args.host,
         port=args.port,
+        http_port=args.http_port,
+        api_keys=args.api_keys and Path(args.api_keys).resolve(),
         served_model_name=args.served_model_name or model_name,
         redis_url=args.redis,
         kv_transport=args.kv_transport,

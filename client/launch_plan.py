@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client.processes import ProcessSpec
+from core.api_keys import read_api_keys
 from core.errors import StartupError
 
 _PROBE_INTERVAL_S = 0.02
@@ -28,6 +29,8 @@ class UpConfig:
     num_decode: int = 1
     host: str = "127.0.0.1"
     port: int = 50051
+    http_port: int | None = None
+    api_keys: Path | None = None
     served_model_name: str | None = None
     redis_url: str | None = None
     kv_transport: str = "auto"
@@ -47,6 +50,8 @@ class LaunchPlan:
     others: tuple[ProcessSpec, ...]
     prefill_ids: tuple[str, ...]
     decode_ids: tuple[str, ...]
+    api_key: str | None = None
+    """One that the router accepts, where it wants one."""
 
     @property
     def worker_ids(self) -> frozenset[str]:
@@ -54,7 +59,10 @@ class LaunchPlan:
 
 
 def make_plan(config: UpConfig, run_dir: Path) -> LaunchPlan:
-    """Decides everything that `config` leaves open. Raises StartupError without a Redis."""
+    """Decides everything that `config` leaves open.
+
+    Raises StartupError without a Redis, or when the API keys cannot be read.
+    """
     others: list[ProcessSpec] = []
     redis_url = config.redis_url
     # In a Redis that others use too, their workers have the same numbers.
@@ -77,14 +85,21 @@ def make_plan(config: UpConfig, run_dir: Path) -> LaunchPlan:
             ids[role].append(name + suffix)
             own = ["--worker-id", name + suffix, *worker, *role_args]
             others.append(_service(name, f"{role}_svc", own))
+    api_key = None
     router = [*shared, "--host", config.host, "--port", str(config.port)]
     if config.served_model_name is not None:
         router += ["--served-model-name", config.served_model_name]
+    if config.http_port is not None:
+        router += ["--http-port", str(config.http_port)]
+    if config.api_keys is not None:
+        router += ["--api-keys", str(config.api_keys)]
+        api_key = next(iter(read_api_keys(config.api_keys)))
     return LaunchPlan(
         router=_service("router", "router", [*router, *config.router_args]),
         others=tuple(others),
         prefill_ids=tuple(ids["prefill"]),
         decode_ids=tuple(ids["decode"]),
+        api_key=api_key,
     )
 
 

@@ -22,10 +22,14 @@ _PROGRESS_INTERVAL_S = 5.0
 
 @dataclass(frozen=True)
 class ReadyStack:
-    """Where requests can be sent, and which model answers."""
+    """Where requests can be sent, and which model answers.
+
+    `http` is where the OpenAI API listens, if it does.
+    """
 
     address: str
     model: str
+    http: str | None = None
 
 
 class Stack:
@@ -53,7 +57,8 @@ class Stack:
         progress = asyncio.create_task(self._report_progress())
         try:
             router_fields, *_ = await asyncio.gather(*becoming_ready)
-            ready = await self._wait_for_workers(_address(router_fields))
+            address = _address(router_fields)
+            model = await self._wait_for_workers(address)
         except StartupError:
             self._show_unexplained()
             raise
@@ -66,7 +71,7 @@ class Stack:
             for child in self._children
             if child is not self._router
         ]
-        return ready
+        return ReadyStack(address, model, router_fields.get("http"))
 
     async def _ready(self, child: Child) -> dict[str, str]:
         self._waiting_for.append(child.name)
@@ -81,9 +86,9 @@ class Stack:
             what = ", ".join(sorted(self._waiting_for)) or "the workers to reach the router"
             self._say(f"waiting for {what} ({time.monotonic() - started:.0f} s)")
 
-    async def _wait_for_workers(self, address: str) -> ReadyStack:
-        """Until the router knows every worker as ready."""
-        async with AsyncBatonClient(address) as client:
+    async def _wait_for_workers(self, address: str) -> str:
+        """Until the router knows every worker as ready. Returns the model's name."""
+        async with AsyncBatonClient(address, self._plan.api_key) as client:
             while True:
                 for child in self._children:
                     if not child.is_running:
@@ -99,7 +104,7 @@ class Stack:
                         if worker.state == types_pb2.WORKER_STATE_READY
                     }
                     if self._plan.worker_ids <= is_ready:
-                        return ReadyStack(address, status.router.model)
+                        return status.router.model
                 await asyncio.sleep(_POLL_INTERVAL_S)
 
     def _show_unexplained(self) -> None:

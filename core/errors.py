@@ -2,6 +2,7 @@
 
 BatonError
 ├── InvalidArgument       a field of the request is wrong: names the field and the limit
+├── Unauthenticated       no API key, or one that the operator has not given out
 ├── AlreadyExists         the request id is in use for another request
 ├── ResourceExhausted     no room now; try again after `retry_after_s`
 ├── FailedPrecondition    two pods do not fit together (fingerprints differ)
@@ -40,6 +41,10 @@ class BatonError(Exception):
 
 class InvalidArgument(BatonError):
     """The request is wrong and will stay wrong."""
+
+
+class Unauthenticated(BatonError):
+    """The caller gave no valid API key."""
 
 
 class AlreadyExists(BatonError):
@@ -93,6 +98,7 @@ class Status:
 
 STATUS_TABLE: dict[type[BatonError], Status] = {
     InvalidArgument: Status(grpc.StatusCode.INVALID_ARGUMENT, 400, False),
+    Unauthenticated: Status(grpc.StatusCode.UNAUTHENTICATED, 401, False),
     AlreadyExists: Status(grpc.StatusCode.ALREADY_EXISTS, 409, False),
     ResourceExhausted: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, True),
     FailedPrecondition: Status(grpc.StatusCode.FAILED_PRECONDITION, 503, False),

@@ -1,11 +1,15 @@
-"""Prefix index in Redis: which worker holds which KV block.
+"""Prefix index: which worker holds which KV block. Workers write, the router reads.
 
-Each block hash is a Redis hash `worker id -> stamp`. A stamp, "<epoch>:<generation>", is
-valid while the worker's own key carries it, so entries of an earlier life of a worker, or
-from before events were lost, fall away at once without being looked for. Workers write,
-the router reads; an answer is a hint that the worker confirms.
+`core/prefix_index_store.py` says how Redis keeps it. A block takes about 65 bytes, whoever and
+however many hold it, and about 1/8 byte more for each worker beyond 112 (`python -m bench.index`).
 
-The scripts build keys out of a blob, which Redis Cluster does not allow.
+A lookup counts only candidates by (worker id, epoch), so a former life's entries fall away at
+once. Whatever may have made Redis miss an event (it was flushed, has old contents, lost its
+last writes in a failover, was away for too long) makes the writer begin again in a clean slot;
+the old one is retired, and scrubbed before anyone gets it. Removal needs no expiry: a worker
+holds a bounded number of blocks and reports what it drops.
+
+An answer is a hint that the worker confirms.
 """
 
 from __future__ import annotations
@@ -14,23 +18,20 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import resources
-
-from redis.asyncio import Redis
 
 from core.errors import Unavailable
 from core.logs import event
-from core.registry import redis_errors
+from core.prefix_index_store import IndexStore, Life, SlotTable
+from core.redis_client import RedisClient
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_PREFIX = b"baton:idx:"
-_STAMP_PREFIX = "baton:idx-stamp:"
-_TTL_S = 3600
 _FLUSH_INTERVAL_S = 0.05
 _IDLE_CHECK_S = 5.0
 _RETRY_S = 1.0
+_TEND_INTERVAL_S = 20.0
 _BATCH_BLOCKS = 4096
+_NUM_TRIES = 4
 _MAX_BUFFERED_BLOCKS = 1 << 18
 
 
@@ -42,13 +43,14 @@ class PrefixIndexWriter:
     """
 
     def __init__(
-        self, redis: Redis, worker_id: str, epoch: int, holdings: Callable[[], list[bytes]]
+        self, redis: RedisClient, worker_id: str, epoch: int, holdings: Callable[[], list[bytes]]
     ) -> None:
-        self._script = redis.register_script(_read_script("prefix_index_write.lua"))
-        self._worker_id = worker_id
-        self._epoch = epoch
+        self._store = IndexStore(redis)
+        self._life = Life(worker_id, epoch, 0)
         self._holdings = holdings
-        self._generation = 0
+        self._slot = 0
+        self._num_arrived = 0
+        self._num_sent = 0
         self._is_stored: dict[bytes, bool] = {}
         self._wake = asyncio.Event()
         self._must_republish = True
@@ -66,17 +68,20 @@ class PrefixIndexWriter:
             self._wake.set()
 
     async def run(self) -> None:
-        """Writes until cancelled. Outlives every failure of Redis."""
-        refresh_at = 0.0
+        """Writes, and helps to keep the index clean, until cancelled.
+
+        Outlives every failure of Redis.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._publish())
+            tasks.create_task(self._tend())
+
+    async def _publish(self) -> None:
         is_away = False
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                if loop.time() >= refresh_at:
-                    self._must_republish = True
                 if self._must_republish:
                     await self._republish()
-                    refresh_at = loop.time() + _TTL_S / 2
                 await self._flush()
             except Unavailable as error:
                 if not is_away:
@@ -85,7 +90,7 @@ class PrefixIndexWriter:
                 await asyncio.sleep(_RETRY_S)
                 continue
             if is_away:
-                event(logger, logging.INFO, "prefix_index_back", worker_id=self._worker_id)
+                event(logger, logging.INFO, "prefix_index_back", worker_id=self._life.worker_id)
             is_away = False
             if not self._must_republish:
                 await self._wait_for_work()
@@ -100,7 +105,7 @@ class PrefixIndexWriter:
         await asyncio.sleep(_FLUSH_INTERVAL_S)
 
     async def _flush(self) -> None:
-        """Writes what is buffered; with nothing buffered it only checks the stamp."""
+        """Writes what is buffered; with nothing buffered it only keeps the slot."""
         self._wake.clear()
         while not self._must_republish:
             batch = dict(itertools.islice(self._is_stored.items(), _BATCH_BLOCKS))
@@ -118,66 +123,77 @@ class PrefixIndexWriter:
                 return
 
     async def _republish(self) -> None:
-        """Begins a generation and writes all holdings in batches."""
+        """Begins a generation, in a slot of its own, and writes all holdings in batches."""
+        self._life = Life(self._life.worker_id, self._life.epoch, self._life.generation + 1)
+        slot = await self._store.begin(self._life)
+        if slot is None:
+            raise Unavailable(f"a later life of {self._life.worker_id} writes the prefix index")
+        self._slot, self._num_arrived, self._num_sent = slot, 0, 0
         self._must_republish = False
         self._is_stored.clear()
         held = self._holdings()
-        self._generation += 1
         try:
-            for start in range(0, max(1, len(held)), _BATCH_BLOCKS):
-                batch = dict.fromkeys(held[start : start + _BATCH_BLOCKS], True)
+            for start in range(0, len(held), _BATCH_BLOCKS):
                 # What was recorded since `holdings` is newer and flushed afterwards.
-                if not await self._write(batch, begins=start == 0):
+                if not await self._write(dict.fromkeys(held[start : start + _BATCH_BLOCKS], True)):
                     self._must_republish = True
                     return
         except Unavailable:
             self._must_republish = True
             raise
 
-    async def _write(self, batch: Mapping[bytes, bool], begins: bool = False) -> bool:
-        stored = b"".join(block_hash for block_hash, is_stored in batch.items() if is_stored)
-        removed = b"".join(block_hash for block_hash, is_stored in batch.items() if not is_stored)
-        stamp = f"{self._epoch}:{self._generation}"
-        with redis_errors():
-            is_known = await self._script(
-                keys=[_STAMP_PREFIX + self._worker_id],
-                args=[
-                    self._worker_id,
-                    stamp,
-                    _TTL_S,
-                    "1" if begins else "0",
-                    _BLOCK_PREFIX,
-                    stored,
-                    removed,
-                ],
-            )
-        return bool(is_known)
+    async def _write(self, batch: Mapping[bytes, bool]) -> bool:
+        # A batch without an answer may have arrived or not, so the next one names both.
+        self._num_sent += 1
+        numbers = (self._num_arrived, self._num_sent)
+        is_known = await self._store.write(self._slot, self._life, numbers, batch)
+        self._num_arrived = self._num_sent
+        return is_known
+
+    async def _tend(self) -> None:
+        """Now and then retires the slots of workers that are gone, and scrubs retired ones."""
+        while True:
+            await asyncio.sleep(_TEND_INTERVAL_S)
+            try:
+                retired = await self._store.tend()
+                cursor = b"0"
+                while retired:
+                    cursor = await self._store.scrub(cursor, retired)
+                    if cursor == b"0":
+                        num_slots = len(retired) // 2
+                        event(logger, logging.INFO, "prefix_index_scrubbed", num_slots=num_slots)
+                        break
+            except Unavailable:
+                pass  # `_publish` reports it; whoever is next begins again
 
 
 class PrefixIndexReader:
     """Asks the index. One round trip for a prompt of any length."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._script = redis.register_script(_read_script("prefix_index_lookup.lua"))
+    def __init__(self, redis: RedisClient) -> None:
+        self._store = IndexStore(redis)
+        self._table = SlotTable(b"", {})
 
     async def lookup(
         self, hashes: Sequence[bytes], candidates: Mapping[str, int]
     ) -> dict[str, int]:
         """Number of leading blocks of `hashes` that each candidate (worker id -> epoch) holds.
 
-        Entries of another epoch do not count. For 8,192 hashes and eight holders of different
-        lengths it took 0.5 ms (p99 1.1 ms) on two cores with a local Redis. Raises
-        Unavailable; callers go on without.
+        Entries of another epoch do not count. Raises Unavailable; callers go on without.
         """
         if not hashes or not candidates:
             return dict.fromkeys(candidates, 0)
-        args: list[str | bytes | int] = [_BLOCK_PREFIX, _STAMP_PREFIX, b"".join(hashes)]
-        for worker_id, epoch in candidates.items():
-            args += [worker_id, epoch]
-        with redis_errors():
-            counts = await self._script(keys=[], args=args)
-        return dict(zip(candidates, counts, strict=True))
-
-
-def _read_script(name: str) -> str:
-    return resources.files("core").joinpath(name).read_text(encoding="utf-8")
+        for _ in range(_NUM_TRIES):
+            slots = {
+                life[0]: self._table.slots[life]
+                for life in candidates.items()
+                if life in self._table.slots
+            }
+            counts = await self._store.lookup(self._table.version, hashes, slots.values())
+            if counts is not None:
+                return {
+                    worker_id: counts.get(slots[worker_id], 0) if worker_id in slots else 0
+                    for worker_id in candidates
+                }
+            self._table = await self._store.slots()
+        raise Unavailable("the prefix index changes too fast")

@@ -6,27 +6,20 @@ An absent record is a hint only: the router's own stream to a worker decides whe
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-from redis.maint_notifications import MaintNotificationsConfig
 
 from baton.v1 import types_pb2
-from core.errors import StartupError, Unavailable
 from core.logs import event
+from core.redis_client import RedisClient, redis_errors
 
 logger = logging.getLogger(__name__)
 
-_MEMBERS_KEY = "baton:workers"
-_RECORD_PREFIX = "baton:worker:"
+# One hash tag, so that a script and an MGET may use all of them on a Redis Cluster.
+_MEMBERS_KEY = "baton:{workers}"
+_RECORD_PREFIX = "baton:{workers}:"
 
 # A record is stored as `<epoch>:<protobuf>`, so that the script need not parse protobuf.
 _REMOVE_SCRIPT = """
@@ -38,47 +31,10 @@ return 1
 """
 
 
-def connect_redis(url: str, timeout_s: float = 0.5) -> Redis:
-    """A client whose every call ends within about `timeout_s`: no retries, short timeouts.
-
-    Connects on first use. Raises StartupError when `url` cannot be understood.
-    """
-    try:
-        return Redis.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            decode_responses=False,
-            # A managed cloud's feature, asked for with one more round trip by default.
-            maint_notifications_config=MaintNotificationsConfig(enabled=False),
-        )
-    except ValueError as error:
-        raise StartupError(f"redis url {url!r} is not understood: {error}") from error
-
-
-@contextmanager
-def redis_errors() -> Iterator[None]:
-    """Translates everything that a Redis call raises to Unavailable.
-
-    While it connects, redis-py loses a cancellation that comes at the wrong moment; it is
-    raised here again, or the task could never be stopped.
-    """
-    task = asyncio.current_task()
-    num_cancels = task.cancelling() if task else 0
-    try:
-        yield
-    except (RedisError, OSError, TimeoutError) as error:
-        raise Unavailable(f"redis: {type(error).__name__}: {error}") from error
-    finally:
-        if task and task.cancelling() > num_cancels:
-            raise asyncio.CancelledError
-
-
 class Registry:
     """Records of workers, each with a lease of `lease_s` seconds."""
 
-    def __init__(self, redis: Redis, lease_s: float = 5.0) -> None:
+    def __init__(self, redis: RedisClient, lease_s: float = 5.0) -> None:
         self._redis = redis
         self._lease_ms = int(lease_s * 1000)
         self._remove = redis.register_script(_REMOVE_SCRIPT)

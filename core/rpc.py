@@ -120,20 +120,24 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
+        if handler is None or (handler.request_streaming and not handler.response_streaming):
             return handler
-        wrap = _wrap_stream if handler.response_streaming else _wrap_unary
-        make = (
-            grpc.unary_stream_rpc_method_handler
-            if handler.response_streaming
-            else grpc.unary_unary_rpc_method_handler
-        )
-        behaviour = handler.unary_stream if handler.response_streaming else handler.unary_unary
-        return make(
+        make: Any
+        if not handler.response_streaming:
+            wrap, behaviour = _wrap_unary, handler.unary_unary
+            make = grpc.unary_unary_rpc_method_handler
+        elif not handler.request_streaming:
+            wrap, behaviour = _wrap_stream, handler.unary_stream
+            make = grpc.unary_stream_rpc_method_handler
+        else:
+            wrap, behaviour = _wrap_stream, handler.stream_stream
+            make = grpc.stream_stream_rpc_method_handler
+        wrapped: grpc.RpcMethodHandler[Any, Any] = make(
             wrap(behaviour, handler_call_details.method),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+        return wrapped
 
 
 def _wrap_unary(behaviour: Any, method: str) -> Any:

@@ -16,6 +16,7 @@ from tokenizers.decoders import DecodeStream
 from core.chat_template import ChatMessage, ChatTemplate
 from core.errors import InvalidArgument, StartupError
 from core.model_folder import ModelFolder
+from core.token_bytes import TokenBytes
 
 # Below this, encoding takes less time than the trip to a thread is worth.
 _INLINE_CHARS = 2000
@@ -30,6 +31,8 @@ class Tokenizer:
     def __init__(self, folder: ModelFolder) -> None:
         self._tokenizer = _load_tokenizer(folder.path / "tokenizer.json")
         self._template = ChatTemplate.load(folder.path)
+        self.token_bytes = TokenBytes(self._tokenizer)
+        """The bytes that a token stands for."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with special tokens as the folder asks for them."""
@@ -48,13 +51,24 @@ class Tokenizer:
     async def encode_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> list[int]:
         """Token ids of a chat, ready for the assistant's turn; `max_tokens` as above.
 
+        Raises InvalidArgument as `render_chat` does.
+        """
+        # The template writes special tokens itself.
+        text = self.render_chat(messages)
+        return await self._encode_bounded(text, max_tokens, add_special_tokens=False)
+
+    async def encode_whole(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of all of `text`, however long, in a thread when it is."""
+        return await self._encode_bounded(text, len(text), add_special_tokens=add_special_tokens)
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt that the chat template makes of `messages`.
+
         Raises InvalidArgument when the model has no template or the template refuses.
         """
         if self._template is None:
             raise InvalidArgument("messages: this model has no chat template", field="messages")
-        text = self._template.render(messages)
-        # The template writes special tokens itself.
-        return await self._encode_bounded(text, max_tokens, add_special_tokens=False)
+        return self._template.render(messages)
 
     async def _encode_bounded(
         self, text: str, max_tokens: int, *, add_special_tokens: bool
@@ -69,6 +83,10 @@ class Tokenizer:
                 return token_ids
             num_chars *= 2
         return await asyncio.to_thread(self.encode, text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of `token_ids`, which must be in the vocabulary."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def detokenizer(self) -> Detokenizer:
         """For one request's output."""

@@ -8,31 +8,35 @@ the scheduler owns the blocks, and the sequence is one like any other.
 
 from __future__ import annotations
 
+from baton.v1 import worker_pb2
 from core.errors import InvalidArgument
+from decode_svc.request import Request
 from decode_svc.room import Room
 from engine.batch import StepBatch
-from engine.sequence import Sequence
 from worker.compute_meter import ComputeMeter
-from worker.engine_loop import EngineLoop
+from worker.host import WorkerHost
 
 
-def check_local(num_choices: int, wants_prompt_logprobs: bool) -> None:
+def check_local(dispatch: worker_pb2.Dispatch) -> None:
     """Raises InvalidArgument for what only prefill does."""
-    if num_choices > 1:
+    if dispatch.n > 1:
         raise InvalidArgument("a request with several choices needs a prefill worker", field="n")
-    if wants_prompt_logprobs:
+    if dispatch.HasField("prompt_logprobs"):
         raise InvalidArgument(
             "log-probabilities of a prompt need a prefill worker", field="prompt_logprobs"
         )
 
 
-async def start_local(sequence: Sequence, room: Room, loop: EngineLoop, block_size: int) -> None:
-    """Waits for room and gives the sequence to the engine. Free it with `EngineLoop.abort`."""
+async def start_local(request: Request, room: Room, host: WorkerHost) -> None:
+    """Waits for room and gives the prompt to the engine, as the request's only choice."""
+    sequence = request.prompt
 
-    def take(held: list[int], fresh: list[int]) -> None:
+    def take(held: list[int], fresh: list[int], spare: list[int]) -> None:
         sequence.block_table = held + fresh
-        sequence.num_computed_tokens = len(held) * block_size
-        loop.add_allocated(sequence)
+        sequence.num_computed_tokens = len(held) * host.engine.pool.block_size
+        request.is_committed = True
+        request.running[0] = sequence
+        host.loop.add_allocated(sequence)
 
     await room.take_local(sequence, take)
 

@@ -5,7 +5,8 @@ schedule() -> StepBatch -> ModelRunner.execute() -> StepResult -> postprocess()
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from engine.sequence import FinishReason, Sequence
 
@@ -60,6 +61,10 @@ class StepResult:
     it should but its logits are not finite: such a sequence cannot go on."""
 
     tokens: tuple[SampledToken | None, ...]
+    siblings: Mapping[int, tuple[SampledToken, ...]] = field(default_factory=dict)
+    """By the same index: a token for each of `Sequence.sibling_seeds`."""
+    prompt_logprobs: Mapping[int, tuple[Logprobs, ...]] = field(default_factory=dict)
+    """By the same index: of the prompt tokens that follow those computed, where asked for."""
 
 
 @dataclass(frozen=True)
@@ -71,3 +76,7 @@ class SequenceUpdate:
     output_index: int
     """Absolute index of `token` among the outputs; meaningless when `token` is None."""
     finish_reason: FinishReason | None
+    siblings: tuple[SampledToken, ...] = ()
+    """With the first token: one for each of `Sequence.sibling_seeds`."""
+    prompt_logprobs: tuple[Logprobs, ...] = ()
+    """Where asked for: the next prompt tokens', in order over the steps, from the second on."""

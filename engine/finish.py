@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from core.sampling import SamplingParams
 from engine.sequence import FinishReason, Sequence
 
 
 def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None:
     """Why `sequence` ends with its newest output; None while it goes on.
 
-    All outputs count, those of earlier attempts included. An end or stop token ends nothing
-    while there are fewer than `min_tokens` outputs with it.
+    All outputs count, those of earlier attempts included.
     """
-    sampling = sequence.sampling
-    num_outputs = len(sequence.output_token_ids)
-    token_id = sequence.output_token_ids[-1]
+    outputs = sequence.output_token_ids
+    num_left = max_model_len - sequence.num_tokens
+    return finish_reason_at(outputs[-1], len(outputs), num_left, sequence.sampling)
+
+
+def finish_reason_at(
+    token_id: int, num_outputs: int, num_left: int, sampling: SamplingParams
+) -> FinishReason | None:
+    """Why a sequence ends whose newest of `num_outputs` outputs is `token_id`.
+
+    `num_left` tokens more fit the context. An end or stop token ends nothing while there are
+    fewer than `min_tokens` outputs with it.
+    """
     is_stop = token_id in sampling.eos_token_ids or token_id in sampling.stop_token_ids
     if is_stop and num_outputs >= sampling.min_tokens:
         return FinishReason.STOP
-    if num_outputs >= sampling.max_tokens or sequence.num_tokens >= max_model_len:
+    if num_outputs >= sampling.max_tokens or num_left <= 0:
         return FinishReason.LENGTH
     return None

@@ -74,6 +74,12 @@ class KVCache:
         """View [num_blocks, 2, num_kv_heads, block_size, head_dim], strided by blocks."""
         return self.data[:, index]
 
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copies whole blocks: (source, destination), all sources before any destination."""
+        if pairs:
+            sources, destinations = torch.tensor(pairs, device=self.data.device).T
+            self.data[destinations] = self.data[sources]
+
     def zero_blocks(self, block_ids: list[int]) -> None:
         """Zeroes blocks that are about to be filled only in part.
 

@@ -44,7 +44,7 @@ class PrefixCache:
             self._pool.cache(sequence.block_table[index], hashes[index], parent)
 
     def _reusable(self, sequence: Sequence) -> list[bytes]:
-        if not self._is_enabled:
+        if not self._is_enabled or sequence.num_prompt_logprobs is not None:
             return []
         # The newest token is always computed, for its logits, and into a block of its own.
         return sequence.block_hashes[: (sequence.num_tokens - 1) // self._pool.block_size]

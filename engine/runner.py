@@ -6,13 +6,16 @@ device thread, one step at a time.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 
 from engine.attention import AttentionBackend, SequenceChunk
-from engine.batch import SampledToken, ScheduledSequence, StepBatch, StepResult
+from engine.batch import Logprobs, SampledToken, ScheduledSequence, StepBatch, StepResult
 from engine.decoder import Decoder, LayerHook
 from engine.kv_cache import KVCache
-from engine.sampler import sample
+from engine.prompt_logprobs import prompt_logprobs
+from engine.sampler import sample, sample_siblings
 
 
 class ModelRunner:
@@ -37,23 +40,33 @@ class ModelRunner:
             range(len(batch.sequences)), key=lambda index: batch.sequences[index].num_tokens > 1
         )
         items = [batch.sequences[index] for index in order]
+        self._cache.copy_blocks([pair for item in items for pair in self._copies(item)])
         self._cache.zero_blocks([block for item in items for block in self._begun_blocks(item)])
         hidden = self._forward(items, after_layer)
-        last_rows: list[int] = []
-        sampling: list[int] = []
-        end = 0
-        for index, item in zip(order, items, strict=True):
-            end += item.num_tokens
-            if item.samples:
-                last_rows.append(end - 1)
-                sampling.append(index)
-        tokens: list[SampledToken | None] = [None] * len(items)
+        ends = accumulate(item.num_tokens for item in items)
+        return self._results(batch, hidden, dict(zip(order, ends, strict=True)))
+
+    def _results(self, batch: StepBatch, hidden: torch.Tensor, ends: dict[int, int]) -> StepResult:
+        """What follows from hidden states, of which the i-th sequence's end at row `ends[i]`."""
+        prompts = {
+            index: self._prompt_logprobs(item, hidden[ends[index] - item.num_tokens : ends[index]])
+            for index, item in enumerate(batch.sequences)
+            if item.sequence.num_prompt_logprobs is not None
+        }
+        tokens: list[SampledToken | None] = [None] * len(batch.sequences)
+        siblings: dict[int, tuple[SampledToken, ...]] = {}
+        sampling = [index for index, item in enumerate(batch.sequences) if item.samples]
         if sampling:
-            logits = self._decoder.logits(hidden[last_rows])
-            sampled = sample(logits, [batch.sequences[index].sequence for index in sampling])
-            for index, token in zip(sampling, sampled, strict=True):
+            sequences = [batch.sequences[index].sequence for index in sampling]
+            logits = self._decoder.logits(hidden[[ends[index] - 1 for index in sampling]])
+            sampled = sample(logits, sequences)
+            for index, sequence, token, row in zip(
+                sampling, sequences, sampled, logits, strict=True
+            ):
                 tokens[index] = token
-        return StepResult(tuple(tokens))
+                if token is not None and sequence.sibling_seeds and not sequence.output_token_ids:
+                    siblings[index] = sample_siblings(row, sequence)
+        return StepResult(tuple(tokens), siblings, prompts)
 
     def _forward(
         self, items: list[ScheduledSequence], after_layer: LayerHook | None
@@ -90,9 +103,27 @@ class ModelRunner:
 
         return wait_and_call
 
+    def _prompt_logprobs(
+        self, item: ScheduledSequence, hidden: torch.Tensor
+    ) -> tuple[Logprobs, ...]:
+        """Of the prompt tokens that follow the item's; `hidden` is the item's own part."""
+        sequence = item.sequence
+        assert sequence.num_prompt_logprobs is not None
+        next_ids = sequence.prompt_token_ids[item.start + 1 : item.start + item.num_tokens + 1]
+        return prompt_logprobs(
+            self._decoder, hidden[: len(next_ids)], next_ids, sequence.num_prompt_logprobs
+        )
+
     def _slots(self, block_table: list[int], start: int, end: int) -> list[int]:
         size = self._block_size
         return [block_table[p // size] * size + p % size for p in range(start, end)]
+
+    def _copies(self, item: ScheduledSequence) -> list[tuple[int, int]]:
+        """The copy of a shared block that the sequence is about to write to, if it needs one."""
+        source = item.sequence.copy_source
+        if source is None:
+            return []
+        return [(source, item.sequence.block_table[item.start // self._block_size])]
 
     def _begun_blocks(self, item: ScheduledSequence) -> list[int]:
         """The block that this step begins and leaves partly filled, if there is one."""

@@ -1,7 +1,8 @@
 """Chooses the next token of each row of logits.
 
-The order: repetition penalty, presence and frequency penalties, minimum length, and then
-either the largest logit (temperature 0) or temperature, top_k, top_p, min_p and one draw.
+The order: logit biases, repetition penalty, presence and frequency penalties, minimum length,
+and then either the largest logit (temperature 0) or temperature, top_k, top_p, min_p and one
+draw.
 
 The draw takes one number in (0, 1) made from (seed, output index) alone and walks the
 cumulative distribution. Rows that draw are treated one by one, so a token can depend on
@@ -39,10 +40,23 @@ def sample(logits: torch.Tensor, sequences: Rows[Sequence]) -> list[SampledToken
             continue
         token_id = token_ids[row]
         if _needs_more_than_argmax(sequence):
-            token_id = _choose(logits[row], sequence)
+            token_id = _choose(logits[row], sequence, sequence.sampling.seed)
         logprobs = _logprobs(logits[row], token_id, sequence.sampling.logprobs)
         sampled.append(SampledToken(token_id, logprobs))
     return sampled
+
+
+def sample_siblings(logits: torch.Tensor, sequence: Sequence) -> tuple[SampledToken, ...]:
+    """One token for each of the sequence's `sibling_seeds`, from one row [vocab_size].
+
+    Each is the token that the sequence itself would get with that seed.
+    """
+    tokens = []
+    for seed in sequence.sibling_seeds:
+        token_id = _choose(logits, sequence, seed)
+        logprobs = _logprobs(logits, token_id, sequence.sampling.logprobs)
+        tokens.append(SampledToken(token_id, logprobs))
+    return tuple(tokens)
 
 
 def uniform(seed: int, output_index: int) -> float:
@@ -65,16 +79,20 @@ def _needs_more_than_argmax(sequence: Sequence) -> bool:
     params = sequence.sampling
     return (
         not params.is_greedy
+        or bool(params.logit_bias)
         or params.has_penalties
         or len(sequence.output_token_ids) < params.min_tokens
     )
 
 
-def _choose(logits: torch.Tensor, sequence: Sequence) -> int:
+def _choose(logits: torch.Tensor, sequence: Sequence, seed: int) -> int:
     """The token of one row [vocab_size]."""
     params = sequence.sampling
     output_index = len(sequence.output_token_ids)
-    logits = logits.double()
+    logits = logits.to(torch.float64, copy=True)
+    if params.logit_bias:
+        token_ids, biases = zip(*params.logit_bias, strict=True)
+        logits[list(token_ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
     if params.has_penalties:
         _penalize(logits, sequence)
     if output_index < params.min_tokens:
@@ -82,7 +100,7 @@ def _choose(logits: torch.Tensor, sequence: Sequence) -> int:
         logits[[token_id for token_id in ends if token_id < len(logits)]] = float("-inf")
     if params.is_greedy:
         return int(logits.argmax())
-    return draw(logits, params, uniform(params.seed, output_index))
+    return draw(logits, params, uniform(seed, output_index))
 
 
 def _penalize(logits: torch.Tensor, sequence: Sequence) -> None:

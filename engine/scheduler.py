@@ -94,17 +94,23 @@ class Scheduler:
         return sum(num_remaining(sequence) for sequence in chain(self._waiting, prefills))
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence without KV; it has between 1 and `max_model_len` tokens."""
+        """Queues a sequence without KV; it has between 1 and `max_model_len` tokens.
+
+        One that counts as preempted goes before all that have never run.
+        """
         assert not sequence.block_table and sequence.num_computed_tokens == 0
         self._register(sequence)
-        self._waiting.add(sequence)
+        if sequence.num_preemptions:
+            self._waiting.add_preempted(sequence)
+        else:
+            self._waiting.add(sequence)
 
     def add_computed(self, sequence: Sequence) -> None:
         """Takes over a sequence whose KV, but for the newest token's, stands in its blocks.
 
-        The references of `block_table` become the sequence's. Its full blocks enter the
-        prefix cache now. It joins the batch as soon as there is a place, before any waiting
-        sequence.
+        The references of `block_table` and `copy_source` become the sequence's. Its full blocks
+        enter the prefix cache now. It joins the batch as soon as there is a place, before any
+        waiting sequence.
         """
         assert sequence.num_computed_tokens == sequence.num_tokens - 1
         assert len(sequence.block_table) >= self._num_blocks_for(sequence.num_computed_tokens)
@@ -191,8 +197,9 @@ class Scheduler:
         self._in_flight = None
         self._in_flight_keys = frozenset()
         updates = []
-        for item, token in zip(batch.sequences, result.tokens, strict=True):
+        for index, (item, token) in enumerate(zip(batch.sequences, result.tokens, strict=True)):
             sequence = item.sequence
+            self._drop_copy_source(sequence)
             if sequence.key in self._aborted:
                 self._aborted.remove(sequence.key)
                 self._remove(sequence)
@@ -206,7 +213,16 @@ class Scheduler:
                 sequence.finish_reason = finish_reason(sequence, self._config.max_model_len)
             if sequence.finish_reason is not None:
                 self._remove(sequence)
-            updates.append(SequenceUpdate(sequence, token, output_index, sequence.finish_reason))
+            updates.append(
+                SequenceUpdate(
+                    sequence,
+                    token,
+                    output_index,
+                    sequence.finish_reason,
+                    result.siblings.get(index, ()),
+                    result.prompt_logprobs.get(index, ()),
+                )
+            )
         return updates
 
     def audit(self) -> list[str]:
@@ -319,8 +335,15 @@ class Scheduler:
         """Takes a running or ready sequence out and releases its blocks."""
         if self._ready.pop(sequence.key, None) is None:
             self._running.remove(sequence)
+        self._drop_copy_source(sequence)
         self._pool.release(reversed(sequence.block_table))
         sequence.block_table = []
+
+    def _drop_copy_source(self, sequence: Sequence) -> None:
+        """The copy is made, or not needed any more."""
+        if sequence.copy_source is not None:
+            self._pool.release([sequence.copy_source])
+            sequence.copy_source = None
 
     def _num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._pool.block_size)

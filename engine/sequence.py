@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from core.sampling import SamplingParams
 
-SequenceKey = tuple[str, int]
-"""(request_id, attempt)."""
+SequenceKey = tuple[str, int, int]
+"""(request_id, attempt, choice)."""
 
 
 class SequenceStatus(enum.Enum):
@@ -29,7 +29,7 @@ class FinishReason(enum.Enum):
 
 @dataclass(eq=False)
 class Sequence:
-    """One request in one engine.
+    """One of a request's choices in one engine.
 
     `num_computed_tokens` counts the leading tokens whose KV stands in the blocks of
     `block_table`; the next forward pass begins there. The KV of the newest token is written
@@ -42,10 +42,19 @@ class Sequence:
     sampling: SamplingParams
     scope: bytes
     """Seed of the block hash chain (core.hashing.scope_hash)."""
+    choice: int = 0
+    sibling_seeds: tuple[int, ...] = ()
+    """With the first output, one more is drawn from the same logits for each of these: for
+    choices that go on from the same prompt."""
+    num_prompt_logprobs: int | None = None
+    """Set: the prompt is computed whole, with log-probabilities and so many of the likeliest."""
     output_token_ids: list[int] = field(default_factory=list)
     num_prior_outputs: int = 0
     """Leading `output_token_ids` that an earlier attempt gave to the client."""
     block_table: list[int] = field(default_factory=list)
+    copy_source: int | None = None
+    """A block whose content the next step copies to the one where that step writes, which is
+    the sequence's own. Until then a reference of the source is the sequence's, too."""
     block_hashes: list[bytes] = field(default_factory=list)
     """Hashes of the full blocks so far; the scheduler extends it."""
     num_computed_tokens: int = 0
@@ -59,6 +68,11 @@ class Sequence:
 
     @property
     def key(self) -> SequenceKey:
+        return (self.request_id, self.attempt, self.choice)
+
+    @property
+    def request_key(self) -> tuple[str, int]:
+        """(request_id, attempt), which all choices of a dispatch have in common."""
         return (self.request_id, self.attempt)
 
     @property

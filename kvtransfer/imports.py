@@ -4,9 +4,9 @@
         any of these → ABORTING (quarantined until the reads have settled) → gone
 
 Plain bookkeeping: no I/O, no clock of its own; blocks are numbers. An import owns one
-reference of every block in `block_table` until `commit` hands them to the sequence or an
-abort frees them. A given-up read may still write: its destination blocks are quarantined,
-without an expiry, until the transport says that it has settled.
+reference of every block in `block_table` and `spare` until `commit` hands them to the
+sequences or an abort frees them. A given-up read may still write: its destination blocks are
+quarantined, without an expiry, until the transport says that it has settled.
 
 A commit needs all three: every block is announced, every announced block is read, and prefill
 answered a question asked *after* that with "the lease held". RELEASING is that question.
@@ -43,6 +43,8 @@ class Import:
     """Leading blocks that decode's own prefix cache provided."""
     fresh: list[int]
     """Destination blocks of the reads."""
+    spare: list[int]
+    """Further blocks for whom the commit hands them to; no read writes to them."""
     expires_at: float
     state: ImportState = ImportState.GRANTED
     next_sequence: int = 0
@@ -60,6 +62,15 @@ class Import:
     @property
     def block_table(self) -> list[int]:
         return self.held + self.fresh
+
+
+@dataclass(frozen=True)
+class _End:
+    """What is remembered of an import that is gone."""
+
+    num_announcements: int
+    """That led to its commit; 0 when it was given up."""
+    forget_at: float
 
 
 @dataclass(frozen=True)
@@ -100,8 +111,8 @@ class ImportTable:
         self._clock = clock
         self._pool = pool
         self._imports: dict[ImportKey, Import] = {}
-        self._ended: dict[ImportKey, float] = {}
-        """Imports that are gone, and when they may be forgotten; the oldest first."""
+        self._ended: dict[ImportKey, _End] = {}
+        """Imports that are gone; the oldest first."""
 
     @property
     def num_open(self) -> int:
@@ -115,21 +126,26 @@ class ImportTable:
         entry = self._imports.get(key)
         return key in self._ended if entry is None else entry.state is ImportState.ABORTING
 
-    def grant(self, key: ImportKey, held: list[int], fresh: list[int]) -> Import:
+    def grant(
+        self, key: ImportKey, held: list[int], fresh: list[int], spare: Iterable[int] = ()
+    ) -> Import:
         """Begins an import that owns these blocks. The key must be new."""
         is_new = key not in self._imports and key not in self._ended
         assert is_new, f"import {key} granted twice"
-        entry = Import(key, held, fresh, self._clock() + self._timeout_s)
+        entry = Import(key, held, fresh, list(spare), self._clock() + self._timeout_s)
         self._imports[key] = entry
         return entry
 
     def announce(self, key: ImportKey, news: Announcement) -> list[BlockCopy] | None:
-        """What has to be read now; None for a repeated announcement.
+        """What has to be read now; None for a repeated announcement, also after the commit.
 
-        Raises TransferError for an unknown, ended or skipped one, and InvalidArgument
+        Raises TransferError for an unknown, given up or skipped one, and InvalidArgument
         for blocks that were not granted; both change nothing.
         """
         entry = self._imports.get(key)
+        ended = self._ended.get(key)
+        if ended is not None and news.sequence < ended.num_announcements:
+            return None
         if entry is None or entry.state is ImportState.ABORTING:
             raise TransferError(f"no import is open for {key[0]} attempt {key[1]}")
         if news.sequence < entry.next_sequence:
@@ -205,8 +221,8 @@ class ImportTable:
         assert is_complete, f"import {key} is incomplete"
         entry.state = ImportState.RELEASING
 
-    def commit(self, key: ImportKey, lease_held: bool) -> list[int] | None:
-        """Takes prefill's answer: the block table, whose owner the caller is from now on.
+    def commit(self, key: ImportKey, lease_held: bool) -> Import | None:
+        """Takes prefill's answer: the import, whose blocks are the caller's from now on.
 
         None when the lease did not hold: what was read may be anything, and is given up.
         """
@@ -215,15 +231,15 @@ class ImportTable:
         if not lease_held:
             self.abort(key)
             return None
-        self._end(entry)
-        return entry.block_table
+        self._end(entry, entry.next_sequence)
+        return entry
 
     def abort(self, key: ImportKey) -> None:
         """Gives it up; idempotent, and nothing for an unknown key."""
         entry = self._imports.get(key)
         if entry is None or entry.state is ImportState.ABORTING:
             return
-        self._pool.release(entry.held)
+        self._pool.release([*entry.held, *entry.spare])
         if entry.num_reads == 0:
             self._end(entry)
             self._pool.release(entry.fresh)
@@ -243,9 +259,9 @@ class ImportTable:
             self.abort(key)
         return silent
 
-    def _end(self, entry: Import) -> None:
+    def _end(self, entry: Import, num_announcements: int = 0) -> None:
         del self._imports[entry.key]
         now = self._clock()
-        while self._ended and next(iter(self._ended.values())) < now:
+        while self._ended and next(iter(self._ended.values())).forget_at < now:
             del self._ended[next(iter(self._ended))]
-        self._ended[entry.key] = now + self._timeout_s
+        self._ended[entry.key] = _End(num_announcements, now + self._timeout_s)

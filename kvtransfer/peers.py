@@ -7,16 +7,22 @@ the first transfer, and refused when the two pods' fingerprints differ.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, types_pb2, worker_pb2
 from core import fingerprint
-from core.errors import FailedPrecondition, Unavailable
+from core.errors import FailedPrecondition, Unavailable, Unreachable
 from core.rpc import open_channel, pod_errors
 from kvtransfer.base import Transport
 from kvtransfer.link import LinkMeter
 
-HANDSHAKE_TIMEOUT_S = 10.0
+CONTROL_TIMEOUT_S = 10.0
+"""For short messages to a peer."""
+_SAY_AGAIN_AFTER_S = (0.05, 0.2)
+
+Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,24 @@ class Peer:
         """Name in the transport, once connected."""
         self.lock = asyncio.Lock()
         self.link = LinkMeter()
+
+    async def tell(self, method: Callable[..., Awaitable[Reply]], message: Any) -> Reply:
+        """Calls an idempotent method, again if the message or its answer may have been lost.
+
+        Raises the peer's own error, or Unreachable.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + CONTROL_TIMEOUT_S
+        pauses = iter(_SAY_AGAIN_AFTER_S)
+        while True:
+            try:
+                with pod_errors(self.worker_id):
+                    return await method(message, timeout=deadline - loop.time())
+            except Unreachable:
+                pause_s = next(pauses, None)
+                if pause_s is None or loop.time() + pause_s >= deadline:
+                    raise
+            await asyncio.sleep(pause_s)
 
 
 class PeerDirectory:
@@ -90,7 +114,7 @@ class PeerDirectory:
             transport=self._transport.descriptor(),
         )
         with pod_errors(peer.worker_id):
-            reply = await peer.exports.Handshake(request, timeout=HANDSHAKE_TIMEOUT_S)
+            reply = await peer.exports.Handshake(request, timeout=CONTROL_TIMEOUT_S)
         if reply.epoch != peer.epoch:
             raise Unavailable(f"{peer.worker_id} has restarted since this was dispatched")
         return reply

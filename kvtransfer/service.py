@@ -77,8 +77,10 @@ class ImportPolicy(Protocol):
     def announce(self, request: kv_transfer_pb2.AnnounceRequest) -> None:
         """Starts reading what was announced."""
 
-    def revoke(self, key: ImportKey, error: types_pb2.ErrorDetail | None) -> None:
-        """Prefill gives the hand-off up."""
+    def revoke(
+        self, key: ImportKey, prefill_epoch: int, error: types_pb2.ErrorDetail | None
+    ) -> None:
+        """Prefill, in this life, gives the hand-off up."""
 
 
 class ImportService(kv_transfer_pb2_grpc.KvImportServicer):
@@ -103,5 +105,6 @@ class ImportService(kv_transfer_pb2_grpc.KvImportServicer):
         self, request: kv_transfer_pb2.RevokeRequest, context: Any
     ) -> kv_transfer_pb2.RevokeReply:
         error = request.error if request.HasField("error") else None
-        self._policy.revoke((request.request_id, request.attempt), error)
+        key = (request.request_id, request.attempt)
+        self._policy.revoke(key, request.prefill_epoch, error)
         return kv_transfer_pb2.RevokeReply()

@@ -6,9 +6,8 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from engine.batch import SampledToken
-from engine.sequence import FinishReason
 from kvtransfer.base import BlockPart
+from worker.first_tokens import FirstToken
 
 
 @dataclass(frozen=True)
@@ -17,9 +16,8 @@ class Progress:
 
     end: int
     num_layers: int
-    token: SampledToken | None = None
-    """The first output token; the step that brings it is the prompt's last."""
-    finish_reason: FinishReason | None = None
+    first_tokens: tuple[FirstToken, ...] = ()
+    """Of every choice; the step that brings them is the prompt's last."""
     error: Exception | None = None
 
 
@@ -73,7 +71,7 @@ class Pieces:
 
     def due(self, progress: Progress) -> Piece | None:
         """What can be announced now; None when decode would learn nothing."""
-        is_last = progress.token is not None
+        is_last = bool(progress.first_tokens)
         if progress.end <= self._next_block and not is_last:
             return None
         begin, layers = self._layers_done, progress.num_layers

@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 import uuid
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
+from core.api_keys import ApiKeys
+from core.errors import StartupError
 from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
-from core.registry import Registry, connect_redis
+from core.redis_client import connect_redis
+from core.registry import Registry
 from core.rpc import RpcServer, wait_for_stop_signal
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
+from router.admission import Admission, AdmissionConfig
+from router.admission_metrics import AdmissionMetrics
+from router.breaker import Breaker
+from router.fallback import Fallback, FallbackConfig
+from router.http.app import HttpApi
+from router.http.server import HttpServer
 from router.local_prefill import LocalPrefillLimit
+from router.metrics import RouterGauges, RouterMetrics
 from router.placement import Placer
 from router.policies import make_policy
 from router.prefix_hints import PrefixHints
+from router.quotas import Quotas
 from router.request import Generation
 from router.requests import RequestTable
 from router.routing import RoutingCosts, RoutingCounters
+from router.routing_metrics import RoutingMetrics
 from router.service import InferenceService
 from router.settings import RouterSettings
+from router.tenant_file import TenantBook
 from router.validate import ModelLimits
 from router.workers import PoolConfig, WorkerPool
 
 _STOP_GRACE_S = 2.0
 _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where a router listens, each `host:port`."""
+
+    grpc: str
+    http: str | None
+
+    def __str__(self) -> str:
+        """As in the ready line."""
+        return f"grpc={self.grpc}" + (f" http={self.http}" if self.http else "")
 
 
 class Router:
@@ -38,6 +67,7 @@ class Router:
 
     def __init__(self, settings: RouterSettings) -> None:
         folder = ModelFolder.load(resolve_model(settings.model))
+        keys = ApiKeys.load(settings.api_keys) if settings.api_keys else ApiKeys({})
         router_id = f"router-{uuid.uuid4().hex[:8]}"
         rng = random.Random()
         self._redis = connect_redis(settings.redis_url)
@@ -52,36 +82,68 @@ class Router:
                 model=_digest(folder),
             ),
         )
+        self._breaker = Breaker()
         placer = Placer(
             pool=self._pool,
+            breaker=self._breaker,
             hints=PrefixHints(PrefixIndexReader(self._redis)),
             load_max_age_s=settings.load_max_age_s,
             policy=make_policy(settings.routing_policy, RoutingCosts(settings.prefix_weight), rng),
             local_limit=LocalPrefillLimit(settings.local_prefill_max_tokens),
             counters=RoutingCounters(),
         )
+        self._tenants = TenantBook(settings.tenants, keys)
+        self._quotas = Quotas(self._redis, router_id, self._tasks)
+        self._admission = Admission(
+            AdmissionConfig(
+                settings.max_queued_requests, settings.prefill_ahead_s, settings.load_max_age_s
+            ),
+            self._pool,
+            self._quotas,
+            rng,
+        )
+        self._pool.observe(self._admission)
+        limits = _model_limits(folder, settings.served_model_name)
+        self._fallback = _fallback(settings, limits.served_name)
         generation = Generation(
             router_id=router_id,
             tokenizer=Tokenizer(folder),
-            limits=_model_limits(folder, settings.served_model_name),
+            limits=limits,
             placer=placer,
+            tenants=self._tenants,
+            admission=self._admission,
+            breaker=self._breaker,
+            fallback=self._fallback,
             worker_wait_s=settings.worker_wait_s,
-            tasks=self._tasks,
             rng=rng,
+            metrics=RouterMetrics(CollectorRegistry()),
         )
-        self._table = RequestTable(generation)
+        self._table = RequestTable(generation, settings.client_stall_s)
+        generation.metrics.registry.register(
+            RouterGauges(lambda: self._table.num_running, self._pool)
+        )
+        generation.metrics.registry.register(AdmissionMetrics(self._admission, self._fallback))
+        generation.metrics.registry.register(RoutingMetrics(placer.counters))
         self._server = RpcServer(settings.host, settings.port)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(self._table, generation, folder, settings.request_timeout_s),
             self._server.grpc_server,
         )
+        self._http: HttpServer | None = None
+        if settings.http_port is not None:
+            api = HttpApi(self._table, generation, settings.request_timeout_s)
+            app = api.asgi(settings.cors_origins.replace(",", " ").split())
+            self._http = HttpServer(app, settings.host, settings.http_port)
 
-    async def start(self) -> str:
-        """Listens, begins to look for workers, and returns `host:port`. Raises StartupError."""
-        address = await self._server.start([_SERVICE_NAME])
+    async def start(self) -> Addresses:
+        """Listens and begins to look for workers. Raises StartupError."""
+        grpc = await self._server.start([_SERVICE_NAME])
+        http = await self._http.start() if self._http is not None else None
         self._tasks.start(self._pool.run())
         self._tasks.start(self._follow_readiness())
-        return address
+        for part in (self._table, self._tenants, self._quotas, self._admission):
+            self._tasks.start(part.run())
+        return Addresses(grpc, http)
 
     async def wait_ready(self) -> None:
         """Returns when a worker of each role has been attached."""
@@ -93,13 +155,17 @@ class Router:
         Workers drop this router's requests when their streams to it end.
         """
         await self._table.close()
+        if self._http is not None:
+            await self._http.stop()
         await self._server.stop(_STOP_GRACE_S)
         await self._tasks.cancel(_STOP_GRACE_S)
+        await self._fallback.close()
         await self._redis.aclose()
 
     async def _follow_readiness(self) -> None:
         """Health is SERVING while there is a worker of each role."""
         while True:
+            self._breaker.forget_all_but(link.worker_id for link in self._pool.links)
             await self._server.set_serving(self._pool.is_ready)
             if self._pool.is_ready:
                 self._is_ready.set()
@@ -111,16 +177,34 @@ async def serve(settings: RouterSettings) -> None:
     stop = asyncio.get_running_loop().create_task(wait_for_stop_signal())
     router = Router(settings)
     try:
-        address = await router.start()
+        addresses = await router.start()
         ready = asyncio.get_running_loop().create_task(router.wait_ready())
         await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
-            sys.stdout.write(f"ready grpc={address}\n")
+            sys.stdout.write(f"ready {addresses}\n")
             sys.stdout.flush()
         ready.cancel()
         await stop
     finally:
         await router.stop()
+
+
+def _fallback(settings: RouterSettings, served_name: str) -> Fallback:
+    """Raises StartupError when its key is missing."""
+    if settings.fallback_url is None:
+        return Fallback(None)
+    key_env = settings.fallback_api_key_env
+    api_key = os.environ.get(key_env) if key_env else None
+    if key_env and not api_key:
+        raise StartupError(f"the fallback's API key: variable {key_env} is not set")
+    return Fallback(
+        FallbackConfig(
+            url=settings.fallback_url,
+            api_key=api_key,
+            model=settings.fallback_model or served_name,
+            classes=frozenset(settings.fallback_classes),
+        )
+    )
 
 
 def _digest(folder: ModelFolder) -> str | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
 
 import grpc
 
@@ -45,6 +45,7 @@ class WorkerLink:
         router_id: str,
         silence_s: float,
         on_change: Callable[[], None],
+        on_load: Callable[[str, types_pb2.Load], None],
     ) -> None:
         self.record = record
         self.state: types_pb2.WorkerState.ValueType = record.state
@@ -55,12 +56,14 @@ class WorkerLink:
         self._router_id = router_id
         self._silence_s = silence_s
         self._on_change = on_change
+        self._on_load = on_load
         self._sinks: dict[DispatchKey, OutputSink] = {}
         self.predicted = PredictedLoad()
         self._channel = open_channel(record.address)
+        self._outgoing = worker_pb2.RouterMessage()
+        """What the next message will tell the worker."""
+        self._has_outgoing = asyncio.Event()
         self.worker = worker_pb2_grpc.WorkerStub(self._channel)
-        self.prefill = worker_pb2_grpc.PrefillStub(self._channel)
-        self.decode = worker_pb2_grpc.DecodeStub(self._channel)
 
     @property
     def worker_id(self) -> str:
@@ -95,6 +98,27 @@ class WorkerLink:
         self._sinks[key] = sink
         self.predicted.add(key, work)
 
+    def assign(self, dispatch: worker_pb2.Dispatch, partner: WorkerLink | None) -> None:
+        """Tells the worker to do its part in a dispatch. Raises Unavailable when it is away.
+
+        What becomes of it, a refusal too, comes to the sink of the dispatch.
+        """
+        if not self.is_attached:
+            raise Unavailable(f"worker {self.worker_id} is not attached")
+        self._outgoing.assignments.add(
+            dispatch=dispatch, partner=None if partner is None else partner.address
+        )
+        self._has_outgoing.set()
+
+    def abort(self, key: DispatchKey, choice: int | None = None) -> None:
+        """Tells the worker to drop a dispatch, or one choice of it.
+
+        Without a stream to it there is nothing to tell: it has dropped everything.
+        """
+        if self.is_attached:
+            self._outgoing.aborts.add(request_id=key[0], attempt=key[1], choice=choice)
+            self._has_outgoing.set()
+
     def unsubscribe(self, key: DispatchKey) -> None:
         """Forgets `key`; a no-op when it is not known."""
         self._sinks.pop(key, None)
@@ -116,15 +140,14 @@ class WorkerLink:
             await self._channel.close(None)
 
     async def _read_stream(self) -> str:
-        """Reads one Attach stream to its end and says why it ended."""
-        request = worker_pb2.AttachRequest(router_id=self._router_id, epoch=self.epoch)
-        call = self.worker.Attach(request)
+        """Holds one Attach stream to its end and says why it ended."""
+        call = self.worker.Attach(self._outgoing_messages())
         try:
             while True:
                 async with asyncio.timeout(self._silence_s):
                     message = await call.read()
                 if not isinstance(message, worker_pb2.WorkerMessage):
-                    return "the worker ended the stream"
+                    return await _end_of(call)
                 self._receive(message)
         except TimeoutError:
             return f"silent for {self._silence_s:g} s"
@@ -133,6 +156,17 @@ class WorkerLink:
         finally:
             call.cancel()
 
+    async def _outgoing_messages(self) -> AsyncIterator[worker_pb2.RouterMessage]:
+        """What there is to tell the worker, all of it in one message each time."""
+        attach = worker_pb2.AttachRequest(router_id=self._router_id, epoch=self.epoch)
+        self._outgoing = worker_pb2.RouterMessage()
+        yield worker_pb2.RouterMessage(attach=attach)
+        while True:
+            await self._has_outgoing.wait()
+            self._has_outgoing.clear()
+            message, self._outgoing = self._outgoing, worker_pb2.RouterMessage()
+            yield message
+
     def _receive(self, message: worker_pb2.WorkerMessage) -> None:
         is_news = not self.is_attached
         if is_news:
@@ -140,7 +174,7 @@ class WorkerLink:
             event(logger, logging.INFO, "worker_attached", worker_id=self.worker_id)
         if message.HasField("load"):
             self.load, self.load_at = message.load, time.monotonic()
-            self.predicted.reported()
+            self._on_load(self.worker_id, message.load)
         if message.state and message.state != self.state:
             self.state = message.state
             is_news = True
@@ -150,6 +184,9 @@ class WorkerLink:
             sink = self._sinks.get((output.request_id, output.attempt))
             if sink is not None:
                 sink.on_output(self, output)
+        if message.HasField("load"):
+            # It knows of what these outputs have acknowledged.
+            self.predicted.reported()
 
     def _lost(self, reason: str, level: int = logging.WARNING) -> None:
         if self.is_attached:
@@ -162,3 +199,10 @@ class WorkerLink:
         error = Unavailable(f"worker {self.worker_id} cannot be reached: {reason}")
         for sink in list(self._sinks.values()):
             sink.on_lost(self, error)
+
+
+async def _end_of(call: Any) -> str:
+    code = await call.code()
+    if code is grpc.StatusCode.OK:
+        return "the worker ended the stream"
+    return f"{code.name}: {await call.details()}"

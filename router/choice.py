@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from baton.v1 import types_pb2, worker_pb2
 from core.tokenizer import Detokenizer
+from router.metrics import RouterMetrics
 from router.output_text import OutputText
 from router.outputs import OutputLog
 from router.validate import ResolvedRequest
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Where the times between outputs are counted. `received_at` is in `time.monotonic`."""
+
+    received_at: float
+    metrics: RouterMetrics
 
 
 class Choice:
     """Takes outputs in until it is finished. `index` counts from 0 in its request."""
 
     def __init__(
-        self, index: int, log: OutputLog, detokenizer: Detokenizer, resolved: ResolvedRequest
+        self,
+        index: int,
+        log: OutputLog,
+        detokenizer: Detokenizer,
+        resolved: ResolvedRequest,
+        pace: Pace,
     ) -> None:
         self.index = index
         self._request_log = log
         self._log = log.choices[index]
+        self._pace = pace
+        self._last_output_at: float | None = None
         self._text = OutputText(self._log, detokenizer, resolved.stop, resolved.sampling.min_tokens)
 
     @property
@@ -29,14 +49,28 @@ class Choice:
     def is_finished(self) -> bool:
         return self._log.is_finished
 
+    def receive_prompt(self, logprobs: Sequence[types_pb2.TokenLogprobs]) -> None:
+        """Takes in the prompt's log-probabilities, all of them, before any output."""
+        self._request_log.prompt_logprobs = logprobs
+
     def receive(self, output: worker_pb2.SequenceOutput) -> None:
         """Takes tokens in; with a finish reason, or at a stop string, it is finished.
 
         Raises InternalError when tokens are missing before these.
         """
-        if output.prompt_logprobs:
-            self._request_log.prompt_logprobs = output.prompt_logprobs
-        if self._text.add(output):
+        num_known = len(self.token_ids)
+        is_stopped = self._text.add(output)
+        if len(self.token_ids) > num_known:
+            self._count_time()
+        if is_stopped:
             self._log.finish(types_pb2.FINISH_REASON_STOP)
         elif output.finish_reason:
             self._log.finish(output.finish_reason, self._text.flush())
+
+    def _count_time(self) -> None:
+        now = time.monotonic()
+        if self._last_output_at is not None:
+            self._pace.metrics.itl.observe(now - self._last_output_at)
+        elif self.index == 0:
+            self._pace.metrics.ttft.observe(now - self._pace.received_at)
+        self._last_output_at = now

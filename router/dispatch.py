@@ -1,6 +1,6 @@
 """One attempt at a request: a pair of workers is told, their outputs are taken in.
 
-    Decode(request) to D, then Prefill(request) to P  ->  outputs on both Attach streams
+    assignment to D  ->  D accepts  ->  assignment to P  ->  outputs of both
 
 D is told first, so that it knows the request when P asks it for room. Without a P, D computes
 the prompt itself. Whatever ends the attempt early, all that were told are told to drop it.
@@ -11,22 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from baton.v1 import worker_pb2
-from core.errors import BatonError, Unreachable, from_detail, from_exception
+from baton.v1 import types_pb2, worker_pb2
+from core.errors import BatonError, from_detail, from_exception
 from core.logs import event
-from core.rpc import pod_errors
-from core.tasks import TaskSet
 from router.attach import WorkerLink
 from router.choice import Choice
 from router.routing import Work
 
 logger = logging.getLogger(__name__)
 
-_CALL_TIMEOUT_S = 10.0
 _PREFILL_REPORT_TIMEOUT_S = 0.5
 
 
@@ -58,6 +54,7 @@ class Attempt:
     """An OutputSink for one (request, attempt). Use once: `await run()`.
 
     `choices` are those that the dispatch is about: all of a request's, or one.
+    `on_first_output` is called with each worker whose first tokens have come.
     """
 
     def __init__(
@@ -65,20 +62,23 @@ class Attempt:
         dispatch: worker_pb2.Dispatch,
         placement: Placement,
         choices: Sequence[Choice],
-        tasks: TaskSet,
+        on_first_output: Callable[[WorkerLink], None],
     ) -> None:
         self._message = dispatch
         self._placement = placement
-        self._tasks = tasks
+        self._on_first_output = on_first_output
+        self._heard: set[WorkerLink] = set()
         self._key = (dispatch.request_id, dispatch.attempt)
         self._open = dict(enumerate(choices))
         """Choices that go on, by their number in the dispatch."""
+        self._first_choice = choices[0]
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._prefill_reported = asyncio.Event()
         self._held: list[worker_pb2.SequenceOutput] | None = (
             [] if dispatch.HasField("prompt_logprobs") else None
         )
-        """What decode said before prefill has, which alone knows the prompt's."""
+        """What decode said before prefill has told the prompt's log-probabilities."""
+        self._prompt_logprobs: list[types_pb2.TokenLogprobs] = []
         self._must_abort = False
         self._is_handed_off = False
         self._first_token_at: float | None = None
@@ -97,8 +97,8 @@ class Attempt:
         if placement.prefill is not None:
             placement.prefill.subscribe(self._key, self, placement.prefill_work)
         placement.decode.subscribe(self._key, self, placement.decode_work)
-        telling = self._tasks.start(self._tell())
         try:
+            self._assign(placement.decode, partner=placement.prefill)
             await self._ended
             await self._wait_for_prefill_report()
         finally:
@@ -106,10 +106,14 @@ class Attempt:
             for link in placement.links:
                 link.unsubscribe(self._key)
             if self._must_abort or self._open:
-                self._tasks.start(self._abort(telling))
+                for link in placement.links:
+                    link.abort(self._key)
 
     def on_output(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
         """Takes one worker's message; whatever is wrong with it fails the attempt."""
+        if link not in self._heard and output.token_ids:
+            self._heard.add(link)
+            self._on_first_output(link)
         try:
             self._take(link, output)
         except Exception as error:
@@ -124,6 +128,11 @@ class Attempt:
             self._fail(error, link)
 
     def _take(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
+        if output.accepted:
+            link.predicted.acknowledge(self._key)
+            if link is self._placement.decode:
+                self._tell_prefill()
+            return
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         if output.token_ids:
             link.predicted.prefilled(self._key)
@@ -141,14 +150,29 @@ class Attempt:
         if output.HasField("error"):
             # A worker reports its partner's faults too, so both are suspects.
             self._fail(from_detail(output.error), *self._placement.links)
-        elif self._held is not None and link is self._placement.decode:
-            self._held.append(output)
+        elif self._held is not None:
+            self._hold(self._held, link, output)
         else:
             self._receive(link, output)
-            if output.prompt_logprobs and self._held is not None:
-                held, self._held = self._held, None
-                for waiting in held:
-                    self._receive(self._placement.decode, waiting)
+
+    def _hold(
+        self,
+        held: list[worker_pb2.SequenceOutput],
+        link: WorkerLink,
+        output: worker_pb2.SequenceOutput,
+    ) -> None:
+        """Until prefill's first token, which follows all of the prompt's log-probabilities."""
+        if link is self._placement.decode:
+            held.append(output)
+            return
+        self._prompt_logprobs += output.prompt_logprobs
+        if not output.token_ids:
+            return
+        self._held = None
+        self._first_choice.receive_prompt(self._prompt_logprobs)
+        self._receive(link, output)
+        for waiting in held:
+            self._receive(self._placement.decode, waiting)
 
     def _receive(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
         choice = self._open.get(output.choice)
@@ -171,10 +195,19 @@ class Attempt:
         if len(self._open) == 1:
             self._must_abort = True
             return
-        request = worker_pb2.AbortRequest(
-            request_id=self._key[0], attempt=self._key[1], choice=number
-        )
-        self._tasks.start(self._abort_at(self._placement.decode, request))
+        self._placement.decode.abort(self._key, number)
+
+    def _tell_prefill(self) -> None:
+        """Decode knows the request: prefill may begin. A repeated assignment does no harm."""
+        prefill = self._placement.prefill
+        if prefill is not None and not self._ended.done():
+            self._assign(prefill, partner=self._placement.decode)
+
+    def _assign(self, link: WorkerLink, partner: WorkerLink | None) -> None:
+        try:
+            link.assign(self._message, partner)
+        except BatonError as error:
+            self._fail(error, link)
 
     def _fail(self, error: BatonError, *suspects: WorkerLink) -> None:
         if not self._ended.done():
@@ -190,50 +223,3 @@ class Attempt:
                 await self._prefill_reported.wait()
         except TimeoutError:
             event(logger, logging.WARNING, "prefill_report_missing", request_id=self._key[0])
-
-    async def _tell(self) -> None:
-        prefill, decode = self._placement.prefill, self._placement.decode
-        partner = None if prefill is None else prefill.address
-        await self._call(
-            decode,
-            decode.decode.Decode,
-            worker_pb2.DecodeRequest(dispatch=self._message, prefill=partner),
-        )
-        if prefill is not None and not self._ended.done():
-            await self._call(
-                prefill,
-                prefill.prefill.Prefill,
-                worker_pb2.PrefillRequest(dispatch=self._message, decode=decode.address),
-            )
-
-    async def _call(self, link: WorkerLink, method: Any, request: Any) -> None:
-        try:
-            with pod_errors(f"worker {link.worker_id}"):
-                await method(request, timeout=_CALL_TIMEOUT_S)
-            link.predicted.acknowledge(self._key)
-        except Unreachable as error:
-            self._fail(error, link)
-        except BatonError as error:
-            # Decode refuses also when it cannot reach prefill.
-            self._fail(error, *self._placement.links)
-
-    async def _abort(self, telling: asyncio.Task[Any]) -> None:
-        """Tells the workers to drop the attempt, after they have heard of it."""
-        await asyncio.wait({telling})
-        request = worker_pb2.AbortRequest(request_id=self._key[0], attempt=self._key[1])
-        await asyncio.gather(*(self._abort_at(link, request) for link in self._placement.links))
-
-    async def _abort_at(self, link: WorkerLink, request: worker_pb2.AbortRequest) -> None:
-        try:
-            with pod_errors(f"worker {link.worker_id}"):
-                await link.worker.Abort(request, timeout=_CALL_TIMEOUT_S)
-        except BatonError as error:
-            # The stream to it is broken too then, at which the worker aborts by itself.
-            event(
-                logger,
-                logging.DEBUG,
-                "abort_not_delivered",
-                worker_id=link.worker_id,
-                request_id=request.request_id,
-                error=error.message,
-            )

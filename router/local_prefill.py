@@ -19,7 +19,8 @@ MIN_TOKENS = 32
 MAX_TOKENS = 512
 """More never stays, however slow a hand-off is: it would take from decode too long."""
 START_TOKENS = 128
-"""Until all three figures are known: about what `bench.local_prefill` finds on idle workers."""
+"""Until all three figures are known: between what `bench.local_prefill` finds beside running
+sequences and on idle workers."""
 _WEIGHT = 0.1
 
 

@@ -21,6 +21,7 @@ class OutputText:
         self._log = log
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stop)
+        self._has_stops = bool(stop)
         self._min_tokens = min_tokens
 
     def add(self, output: worker_pb2.SequenceOutput) -> bool:
@@ -30,19 +31,20 @@ class OutputText:
         tokens in order and decode begins with prefill's, so that is a worker's fault.
         """
         log = self._log
+        token_ids = output.token_ids
         num_known = len(log.token_ids) - output.output_index
         if num_known < 0:
             raise InternalError(
                 f"output begins at token {output.output_index}; the next is {len(log.token_ids)}"
             )
         ends_by_token = output.finish_reason == types_pb2.FINISH_REASON_STOP
-        last = len(output.token_ids) - 1
-        for position in range(num_known, len(output.token_ids)):
-            token_id = output.token_ids[position]
+        last = len(token_ids) - 1
+        logprobs = output.logprobs
+        for position in range(num_known, last + 1):
+            token_id = token_ids[position]
             # The token that ends the text is not part of it.
             text = "" if ends_by_token and position == last else self._text(token_id)
-            logprobs = output.logprobs[position] if output.logprobs else None
-            log.append(token_id, text, logprobs)
+            log.append(token_id, text, logprobs[position] if logprobs else None)
             if self._matcher.is_stopped:
                 return True
         return False
@@ -53,6 +55,6 @@ class OutputText:
 
     def _text(self, token_id: int) -> str:
         text = self._detokenizer.add(token_id)
-        if len(self._log.token_ids) + 1 < self._min_tokens:
+        if not self._has_stops or len(self._log.token_ids) + 1 < self._min_tokens:
             return text
         return self._matcher.add(text)

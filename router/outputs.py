@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.v1 import inference_pb2, types_pb2
 
@@ -19,9 +20,11 @@ MAX_TOKENS_PER_CHUNK = 2048
 """With 20 log-probabilities each they stay well under gRPC's usual limit of 4 MiB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """New output of one choice."""
+class Chunk(NamedTuple):
+    """New output of one choice. Without `token_ids` its text comes from another model.
+
+    One is made for every token, so it is the cheapest kind of record.
+    """
 
     choice: int
     output_index: int
@@ -44,11 +47,15 @@ class Outcome:
 
 
 class ChoiceLog:
-    """Tokens of one choice with the text and log-probabilities that belong to them."""
+    """Pieces of one choice: tokens, each with its text and log-probabilities, or text alone.
+
+    A choice has all of its pieces of one kind.
+    """
 
     def __init__(self, choice: int, log: OutputLog) -> None:
         self.token_ids: list[int] = []
         self.finish_reason: types_pb2.FinishReason.ValueType = types_pb2.FINISH_REASON_UNSPECIFIED
+        self.is_finished = False
         self._choice = choice
         self._log = log
         self._texts: list[str] = []
@@ -56,40 +63,55 @@ class ChoiceLog:
         self._rest = ""
 
     @property
-    def is_finished(self) -> bool:
-        return self.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED
+    def num_pieces(self) -> int:
+        """Tokens, or pieces of another model's text."""
+        return len(self._texts)
 
     def append(
         self, token_id: int, text: str, logprobs: types_pb2.TokenLogprobs | None = None
     ) -> None:
         """Adds one token. Requests have `logprobs` for all tokens or for none."""
-        if self._log.first_token_at is None:
-            self._log.first_token_at = time.monotonic()
         self.token_ids.append(token_id)
-        self._texts.append(text)
         if logprobs is not None:
             self._logprobs.append(logprobs)
+        self.append_text(text)
+
+    def append_text(self, text: str) -> None:
+        """Adds a piece of text that has no tokens of this model."""
+        if not self._texts:
+            self._log.note_first_token()
+        self._texts.append(text)
         self._log.notify()
 
     def finish(self, reason: types_pb2.FinishReason.ValueType, rest: str = "") -> None:
         """No more tokens will come; `rest` is text that comes after all tokens' text."""
         self.finish_reason = reason
+        self.is_finished = True
         self._rest = rest
         self._log.notify()
 
     def since(self, num_sent: int) -> Chunk:
-        """What a follower that has `num_sent` tokens gets next."""
-        end = min(len(self.token_ids), num_sent + MAX_TOKENS_PER_CHUNK)
-        is_last = self.is_finished and end == len(self.token_ids)
-        text = "".join(self._texts[num_sent:end])
+        """What a follower that has `num_sent` pieces gets next: MAX_TOKENS_PER_CHUNK at most."""
+        num_pieces = len(self._texts)
+        end = min(num_pieces, num_sent + MAX_TOKENS_PER_CHUNK)
+        texts = self._texts[num_sent:end]
+        text = texts[0] if len(texts) == 1 else "".join(texts)
+        reason = types_pb2.FINISH_REASON_UNSPECIFIED
+        if self.is_finished and end == num_pieces:
+            text += self._rest
+            reason = self.finish_reason
         return Chunk(
-            choice=self._choice,
-            output_index=num_sent,
-            token_ids=self.token_ids[num_sent:end],
-            text=text + self._rest if is_last else text,
-            logprobs=self._logprobs[num_sent:end],
-            finish_reason=self.finish_reason if is_last else types_pb2.FINISH_REASON_UNSPECIFIED,
+            self._choice,
+            num_sent if self.token_ids else 0,
+            self.token_ids[num_sent:end],
+            text,
+            self._logprobs[num_sent:end] if self._logprobs else (),
+            reason,
         )
+
+    def end_after(self, num_sent: int) -> int:
+        """How many pieces a follower has after the next chunk."""
+        return min(self.num_pieces, num_sent + MAX_TOKENS_PER_CHUNK)
 
 
 class OutputLog:
@@ -109,6 +131,10 @@ class OutputLog:
     def num_followers(self) -> int:
         return len(self._followers)
 
+    def unread_s(self, now: float) -> float:
+        """For how long no follower has read although there was something; 0 without any."""
+        return min((follower.unread_s(now) for follower in self._followers), default=0.0)
+
     @property
     def num_tokens(self) -> int:
         """Output tokens of all choices."""
@@ -120,8 +146,8 @@ class OutputLog:
         self.notify()
 
     def fail(self, error: Exception) -> None:
-        """Followers raise `error` after the tokens that are there."""
-        self.error = error
+        """Followers raise `error` after the tokens that are there; the first one counts."""
+        self.error = self.error or error
         self.notify()
 
     @contextmanager
@@ -134,6 +160,11 @@ class OutputLog:
         finally:
             self._followers.discard(follower)
 
+    def note_first_token(self) -> None:
+        """A choice gets its first token; the request's first counts."""
+        if self.first_token_at is None:
+            self.first_token_at = time.monotonic()
+
     def notify(self) -> None:
         """Something new can be read."""
         for follower in self._followers:
@@ -145,19 +176,27 @@ class Follower:
 
     def __init__(self, log: OutputLog) -> None:
         self.log = log
-        self._num_sent = [0] * len(log.choices)
-        self._is_finished = [False] * len(log.choices)
-        self._next_choice = 0
+        self._open = [_Cursor(choice) for choice in log.choices]
+        """Choices of which not all was read; the first has its turn next."""
         self._waiter: asyncio.Future[None] | None = None
+        self._idle_since: float | None = time.monotonic()
+
+    def unread_s(self, now: float) -> float:
+        """For how long (`time.monotonic`) the client has left unread what waits for it."""
+        if self._idle_since is None or not self._has_news():
+            return 0.0
+        return now - self._idle_since
 
     async def next(self) -> Chunk | None:
         """The next chunk; None when the request has ended well and all of it was read.
 
         Raises the request's error.
         """
+        self._idle_since = None
         while True:
             chunk = self._take()
             if chunk is not None:
+                self._idle_since = time.monotonic()
                 return chunk
             if self.log.error is not None:
                 raise self.log.error
@@ -172,32 +211,46 @@ class Follower:
     @property
     def is_at_end(self) -> bool:
         """Whether `next` would return None at once."""
-        return self.log.outcome is not None and all(self._is_finished)
+        return not self._open and self.log.outcome is not None
 
     def wake(self) -> None:
         """Looks again for what is new."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _has_news(self) -> bool:
+        return any(
+            cursor.choice.is_finished or cursor.choice.num_pieces > cursor.num_sent
+            for cursor in self._open
+        )
 
     def _take(self) -> Chunk | None:
         """Of several choices with news, each gets its turn.
 
         The very last chunk waits for the outcome, so that both can travel in one message.
         """
-        choices = self.log.choices
-        has_ended = self.log.outcome is not None or self.log.error is not None
-        num_open = self._is_finished.count(False)
-        for step in range(len(choices)):
-            index = (self._next_choice + step) % len(choices)
-            choice, num_sent = choices[index], self._num_sent[index]
-            has_news = len(choice.token_ids) > num_sent or choice.is_finished
-            if not has_news or self._is_finished[index]:
+        is_last = len(self._open) == 1
+        for index, cursor in enumerate(self._open):
+            choice = cursor.choice
+            if choice.is_finished:
+                if is_last and self.log.outcome is None and self.log.error is None:
+                    continue
+            elif choice.num_pieces == cursor.num_sent:
                 continue
-            if choice.is_finished and num_open == 1 and not has_ended:
-                continue
-            chunk = choice.since(num_sent)
-            self._num_sent[index] += len(chunk.token_ids)
-            self._is_finished[index] = bool(chunk.finish_reason)
-            self._next_choice = index + 1
+            chunk = choice.since(cursor.num_sent)
+            cursor.num_sent = choice.end_after(cursor.num_sent)
+            if chunk.finish_reason:
+                del self._open[index]
+            elif not is_last:
+                self._open.append(self._open.pop(index))
             return chunk
         return None
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """How far a follower has read one choice."""
+
+    choice: ChoiceLog
+    num_sent: int = 0

@@ -12,6 +12,7 @@ from core.fingerprint import hash_scope
 from core.hashing import block_hashes
 from core.logs import event
 from router.attach import WorkerLink
+from router.breaker import Breaker
 from router.dispatch import Placement
 from router.local_prefill import LocalPrefillLimit
 from router.prefix_hints import PrefixHints
@@ -20,15 +21,21 @@ from router.workers import WorkerPool
 
 logger = logging.getLogger(__name__)
 
+_RETRY_AFTER_S = 5.0
+"""Where a worker is missing: about what it takes to start one that is there to be started."""
+
 
 @dataclass(frozen=True)
-class Demand:
-    """A sequence that begins with `token_ids`. Workers in `avoid` come last."""
+class Wanted:
+    """A sequence that begins with `token_ids`, cached in the scope of `salt`.
+
+    Workers in `avoid` come last. `may_stay`: decode may compute the prompt itself.
+    """
 
     token_ids: Sequence[int]
+    salt: str = ""
     avoid: Collection[str] = frozenset()
     may_stay: bool = True
-    """Whether decode may compute the prompt itself."""
 
 
 @dataclass(frozen=True)
@@ -36,27 +43,29 @@ class Placer:
     """Chooses workers. `load_max_age_s`: older load reports count as unknown."""
 
     pool: WorkerPool
+    breaker: Breaker
     hints: PrefixHints
     load_max_age_s: float
     policy: Policy
     local_limit: LocalPrefillLimit
     counters: RoutingCounters
 
-    async def place(self, demand: Demand) -> Placement:
+    async def place(self, wanted: Wanted) -> Placement:
         """The workers for one attempt. Raises Unavailable."""
         candidates = self._links(types_pb2.ROLE_PREFILL) + self._links(types_pb2.ROLE_DECODE)
         fingerprint = self.pool.fingerprint
         assert fingerprint is not None, "a usable worker implies a fingerprint"
         block_size = fingerprint.block_size
-        hashes = block_hashes(demand.token_ids, block_size, hash_scope(fingerprint))
+        scope = hash_scope(fingerprint, wanted.salt)
+        hashes = block_hashes(wanted.token_ids, block_size, scope)
         held = await self.hints.held_blocks(hashes, candidates)
         # Workers may have come and gone during the wait.
         prefills = self._links(types_pb2.ROLE_PREFILL)
         decodes = self._links(types_pb2.ROLE_DECODE)
         prompt = Prompt(
-            num_blocks=len(demand.token_ids) / block_size,
-            avoid=demand.avoid,
-            local_blocks=self._local_tokens(demand, prefills, decodes) / block_size,
+            num_blocks=len(wanted.token_ids) / block_size,
+            avoid=wanted.avoid,
+            local_blocks=self._local_tokens(wanted, prefills, decodes) / block_size,
         )
         decision = self.policy.choose(
             prompt,
@@ -71,14 +80,14 @@ class Placer:
         links = self.pool.usable(role)
         if not links:
             name = types_pb2.Role.Name(role).removeprefix("ROLE_").lower()
-            raise Unavailable(f"no {name} worker is ready")
-        return links
+            raise Unavailable(f"no {name} worker is ready", retry_after_s=_RETRY_AFTER_S)
+        return self.breaker.allowed(links)
 
     def _local_tokens(
-        self, demand: Demand, prefills: Sequence[WorkerLink], decodes: Sequence[WorkerLink]
+        self, wanted: Wanted, prefills: Sequence[WorkerLink], decodes: Sequence[WorkerLink]
     ) -> float:
         """What decode may have to compute for a prompt that it keeps."""
-        if not demand.may_stay:
+        if not wanted.may_stay:
             return 0.0
         return self.local_limit.max_tokens(_speeds(prefills), _speeds(decodes))
 

@@ -15,17 +15,25 @@ from core.chat_template import ChatMessage
 from core.errors import (
     BatonError,
     DeadlineExceeded,
+    ResourceExhausted,
     Unavailable,
     status_of,
 )
 from core.logs import event
 from core.sampling import choice_seed
-from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
-from router.choice import Choice
+from router.admission import Admission, Ticket
+from router.admission_refusals import Demand
+from router.attach import WorkerLink
+from router.breaker import Breaker
+from router.choice import Choice, Pace
 from router.dispatch import Attempt, AttemptFailed, Placement
+from router.fallback import FALLBACK_NAME, Fallback
+from router.metrics import RouterMetrics
 from router.outputs import Outcome, OutputLog
-from router.placement import Demand, Placer
+from router.placement import Placer, Wanted
+from router.tenant_file import TenantBook
+from router.tenants import Tenant
 from router.validate import (
     ModelLimits,
     ResolvedRequest,
@@ -52,10 +60,14 @@ class Generation:
     limits: ModelLimits
     """With the model's own context length; the pool may know a shorter one."""
     placer: Placer
+    tenants: TenantBook
+    admission: Admission
+    breaker: Breaker
+    fallback: Fallback
     worker_wait_s: float
     """How long a request waits in all while no worker of a role is ready."""
-    tasks: TaskSet
     rng: random.Random
+    metrics: RouterMetrics
 
     def current_limits(self) -> ModelLimits:
         """The model's limits or, if less, what the attached workers can hold."""
@@ -72,6 +84,7 @@ class _Branch:
     worker_request_id: str
     choices: Sequence[Choice]
     seed: int
+    ticket: Ticket
     num_attempts: int = 0
     num_failures: int = 0
     avoid: frozenset[str] = frozenset()
@@ -79,7 +92,7 @@ class _Branch:
 
 
 class RequestRun:
-    """Produces the outputs of one request into `log`.
+    """Produces the outputs of one request of `tenant` into `log`.
 
     `worker_request_id` is unique in the life of the whole deployment, unlike the client's
     id: workers must not confuse two requests. `deadline` is in the event loop's time.
@@ -90,12 +103,14 @@ class RequestRun:
         request: inference_pb2.GenerateRequest,
         worker_request_id: str,
         deadline: float,
+        tenant: Tenant,
         shared: Generation,
     ) -> None:
         self.log = OutputLog(num_choices(request))
         self._request = request
         self._worker_request_id = worker_request_id
         self._deadline = deadline
+        self._tenant = tenant
         self._shared = shared
         self._received_at = time.monotonic()
         self._worker_wait_s = shared.worker_wait_s
@@ -106,8 +121,8 @@ class RequestRun:
         try:
             async with asyncio.timeout_at(self._deadline):
                 resolved = await self._resolve()
-                await self._generate(resolved)
-                self.log.finish(self._outcome(resolved))
+                usage = await self._serve(resolved)
+                self.log.finish(self._outcome(usage))
         except asyncio.CancelledError:
             # Who still listens now hears it because the router stops.
             self.log.fail(Unavailable("the router is shutting down"))
@@ -135,14 +150,44 @@ class RequestRun:
             return await tokenizer.encode_chat(messages, max_tokens)
         return list(request.token_ids.ids)
 
-    async def _generate(self, resolved: ResolvedRequest) -> None:
+    async def _serve(self, resolved: ResolvedRequest) -> inference_pb2.Usage:
+        """By this deployment's workers or, where they cannot, by the fallback."""
+        try:
+            ticket = await self._shared.admission.admit(self._demand(resolved))
+            try:
+                await self._generate(resolved, ticket)
+            finally:
+                ticket.close(self.log.num_tokens)
+        except (ResourceExhausted, Unavailable) as refusal:
+            usage = await self._shared.fallback.instead(
+                refusal, self._tenant, self._request, resolved, self.log
+            )
+            self._route = inference_pb2.Route(decode_worker=FALLBACK_NAME, attempts=1)
+            return usage
+        return inference_pb2.Usage(
+            prompt_tokens=len(resolved.prompt_token_ids), completion_tokens=self.log.num_tokens
+        )
+
+    def _demand(self, resolved: ResolvedRequest) -> Demand:
+        return Demand(
+            request_id=self._worker_request_id,
+            tenant=self._tenant,
+            num_prompt_tokens=len(resolved.prompt_token_ids),
+            max_tokens=resolved.sampling.max_tokens,
+            num_choices=resolved.n,
+            priority=self._request.priority,
+            time_left_s=self._deadline - asyncio.get_running_loop().time(),
+        )
+
+    async def _generate(self, resolved: ResolvedRequest, ticket: Ticket) -> None:
         tokenizer = self._shared.tokenizer
+        pace = Pace(self._received_at, self._shared.metrics)
         choices = [
-            Choice(index, self.log, tokenizer.detokenizer(), resolved)
+            Choice(index, self.log, tokenizer.detokenizer(), resolved, pace)
             for index in range(resolved.n)
         ]
         seed = resolved.sampling.seed
-        await self._finish(resolved, _Branch(self._worker_request_id, choices, seed))
+        await self._finish(resolved, _Branch(self._worker_request_id, choices, seed, ticket))
 
     async def _finish(self, resolved: ResolvedRequest, branch: _Branch) -> None:
         """Attempts until all choices of `branch` are finished.
@@ -194,23 +239,31 @@ class RequestRun:
         outputs = branch.choices[0].token_ids
         # What is handed off is the prompt of several choices, or one that is computed whole.
         may_stay = len(branch.choices) == 1 and resolved.prompt_logprobs is None
-        demand = Demand([*resolved.prompt_token_ids, *outputs], branch.avoid, may_stay)
-        placement = await self._place(demand)
-        prefill = placement.prefill
-        self._route.prefill_worker = "" if prefill is None else prefill.worker_id
+        tokens = [*resolved.prompt_token_ids, *outputs]
+        wanted = Wanted(tokens, self._tenant.salt, branch.avoid, may_stay)
+        placement = await self._place(wanted)
+        prefill_id = None if placement.prefill is None else placement.prefill.worker_id
+        self._route.prefill_worker = prefill_id or ""
         self._route.decode_worker = placement.decode.worker_id
         self._route.attempts += 1
-        dispatch = self._dispatch(resolved, branch)
-        attempt = Attempt(dispatch, placement, branch.choices, self._shared.tasks)
-        try:
-            await attempt.run()
-        finally:
-            if attempt.handoff_s is not None:
-                self._shared.placer.local_limit.observe_handoff(attempt.handoff_s)
-            self._route.cached_tokens = attempt.cached_tokens
-            self._route.transferred_blocks = attempt.transferred_blocks
+        branch.ticket.placed(prefill_id, placement.decode.worker_id)
+        with self._shared.breaker.attempt(placement.links) as trial:
 
-    async def _place(self, demand: Demand) -> Placement:
+            def on_first_output(link: WorkerLink) -> None:
+                branch.ticket.prefilled()
+                trial.works(link)
+
+            dispatch = self._dispatch(resolved, branch)
+            attempt = Attempt(dispatch, placement, branch.choices, on_first_output)
+            try:
+                await attempt.run()
+            finally:
+                if attempt.handoff_s is not None:
+                    self._shared.placer.local_limit.observe_handoff(attempt.handoff_s)
+                self._route.cached_tokens = attempt.cached_tokens
+                self._route.transferred_blocks = attempt.transferred_blocks
+
+    async def _place(self, wanted: Wanted) -> Placement:
         """Waits for a worker of each role, since one that has died may soon be replaced.
 
         Raises Unavailable when the request has waited for as long as it may.
@@ -218,7 +271,7 @@ class RequestRun:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                return await self._shared.placer.place(demand)
+                return await self._shared.placer.place(wanted)
             except Unavailable:
                 if self._worker_wait_s <= 0:
                     raise
@@ -240,17 +293,15 @@ class RequestRun:
             sampling=sampling.to_proto(),
             eos_token_ids=sampling.eos_token_ids,
             timeout_s=max(0.001, self._deadline - asyncio.get_running_loop().time()),
+            hash_salt=self._tenant.salt,
             n=len(branch.choices),
             prompt_logprobs=resolved.prompt_logprobs if wants_prompt else None,
         )
 
-    def _outcome(self, resolved: ResolvedRequest) -> Outcome:
+    def _outcome(self, usage: inference_pb2.Usage) -> Outcome:
         now = time.monotonic()
         return Outcome(
-            usage=inference_pb2.Usage(
-                prompt_tokens=len(resolved.prompt_token_ids),
-                completion_tokens=self.log.num_tokens,
-            ),
+            usage=usage,
             route=self._route,
             timing=inference_pb2.Timing(
                 ttft_s=(self.log.first_token_at or now) - self._received_at,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
@@ -12,7 +12,7 @@ from core.errors import BatonError
 from core.model_folder import ModelFolder
 from core.rpc import pod_errors
 from router.attach import WorkerLink
-from router.outputs import Follower
+from router.outputs import MAX_TOKENS_PER_CHUNK, Follower
 from router.request import Generation
 from router.requests import RequestTable
 from router.validate import check_request_id
@@ -38,19 +38,21 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        tenant = self._tenant(context)
         check_request_id(request.request_id)
         remaining_s = context.time_remaining()
         timeout_s = self._request_timeout_s
         if remaining_s is not None:
             timeout_s = min(timeout_s, remaining_s)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        with self._table.follow(request, deadline) as follower:
+        with self._table.follow(request, deadline, tenant=tenant) as follower:
             async for message in _messages(follower, request.request_id):
                 yield message
 
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Any
     ) -> inference_pb2.ModelInfo:
+        self._tenant(context)
         limits = self._shared.current_limits()
         fingerprint = self._shared.placer.pool.fingerprint or types_pb2.Fingerprint()
         return inference_pb2.ModelInfo(
@@ -66,6 +68,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def GetStatus(
         self, request: inference_pb2.GetStatusRequest, context: Any
     ) -> inference_pb2.GetStatusResponse:
+        self._tenant(context)
         pool = self._shared.placer.pool
         workers = await asyncio.gather(
             *(_worker_status(link, request.audit) for link in pool.links)
@@ -80,6 +83,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             ),
         )
 
+    def _tenant(self, context: Any) -> str:
+        """The caller's tenant. Raises Unauthenticated."""
+        metadata = dict(context.invocation_metadata() or ())
+        return self._shared.tenants.tenant(metadata.get("authorization"))
+
 
 async def _messages(
     follower: Follower, request_id: str
@@ -87,24 +95,40 @@ async def _messages(
     """What a client is sent; the last message tells the outcome."""
     is_first = True
     while (chunk := await follower.next()) is not None:
+        # A field that is not given costs nothing; this runs for every token.
         message = inference_pb2.GenerateResponse(
             request_id=request_id,
             text=chunk.text,
             token_ids=chunk.token_ids,
             output_index=chunk.output_index,
-            logprobs=chunk.logprobs,
-            choice=chunk.choice,
-            finish_reason=chunk.finish_reason,
         )
+        if chunk.choice:
+            message.choice = chunk.choice
+        if chunk.logprobs:
+            message.logprobs.extend(chunk.logprobs)
+        if chunk.finish_reason:
+            message.finish_reason = chunk.finish_reason
         if is_first:
-            message.prompt_logprobs.extend(follower.log.prompt_logprobs)
             is_first = False
+            for prompt_message in _prompt_messages(follower.log.prompt_logprobs, request_id):
+                yield prompt_message
         outcome = follower.log.outcome
         if outcome is not None and follower.is_at_end:
             message.usage.CopyFrom(outcome.usage)
             message.route.CopyFrom(outcome.route)
             message.timing.CopyFrom(outcome.timing)
         yield message
+
+
+def _prompt_messages(
+    logprobs: Sequence[types_pb2.TokenLogprobs], request_id: str
+) -> Iterator[inference_pb2.GenerateResponse]:
+    """The prompt's log-probabilities, in messages of a size that every client takes."""
+    for first in range(0, len(logprobs), MAX_TOKENS_PER_CHUNK):
+        yield inference_pb2.GenerateResponse(
+            request_id=request_id,
+            prompt_logprobs=logprobs[first : first + MAX_TOKENS_PER_CHUNK],
+        )
 
 
 async def _worker_status(link: WorkerLink, audit: bool) -> worker_pb2.WorkerStatus:

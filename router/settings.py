@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from core.settings import Settings
 from router.policies import PolicyName
+from router.tenants import ClassName
 
 
 class RouterSettings(Settings):
@@ -17,10 +20,28 @@ class RouterSettings(Settings):
     )
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Registry and prefix index")
+    http_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of the OpenAI HTTP API; 0 takes a free one"
+    )
+    api_keys: Path | None = Field(
+        None,
+        description="File of API keys, lines of KEY or KEY TENANT; without it all may call",
+    )
+    cors_origins: str = Field(
+        "",
+        description="Origins whose web pages may call the HTTP API, with commas between; * is all",
+    )
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        description="Registry, prefix index and quotas: redis://, rediss:// (TLS), "
+        "redis+sentinel://host,host/service/db or redis+cluster://host,host",
+    )
     log_level: str = Field("INFO", pattern="(?i)^(debug|info|warning|error)$", description="Logs")
     request_timeout_s: float = Field(
         600.0, gt=0, description="Longest life of a request; a client's own deadline is shorter"
+    )
+    client_stall_s: float = Field(
+        60.0, gt=0, description="A client that reads nothing of its answer for so long is dropped"
     )
     worker_silence_s: float = Field(
         5.0, gt=0, description="A worker that says nothing for so long counts as unreachable"
@@ -47,5 +68,30 @@ class RouterSettings(Settings):
         ge=0,
         description="Decode computes a prompt itself if it lacks no more than so many tokens of "
         "it; 0: never; learned from what is observed if not given",
+    )
+    tenants: Path | None = Field(
+        None, description="YAML file of classes, tenants, keys and quotas; read again on change"
+    )
+    max_queued_requests: int = Field(
+        1024, ge=1, description="Requests of one tenant that may wait in the router"
+    )
+    prefill_ahead_s: float = Field(
+        0.25,
+        gt=0,
+        description="Work that is sent ahead to a prefill worker; the rest waits in the router",
+    )
+    fallback_url: str | None = Field(
+        None,
+        pattern="^https?://.+",
+        description="OpenAI-compatible endpoint (https://host/v1) for what cannot be served here",
+    )
+    fallback_api_key_env: str | None = Field(
+        None, description="Environment variable that holds the fallback's API key"
+    )
+    fallback_model: str | None = Field(
+        None, description="Model to ask the fallback for; the served name if not given"
+    )
+    fallback_classes: list[ClassName] = Field(
+        ["gold"], description="Classes whose requests may go to the fallback"
     )
     worker_poll_s: float = Field(1.0, gt=0, description="How often the registry is read")

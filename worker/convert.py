@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.v1 import types_pb2, worker_pb2
 from core.errors import InvalidArgument
 from core.fingerprint import hash_scope
-from core.sampling import SamplingParams
+from core.sampling import SamplingParams, choice_seed
 from engine.batch import Logprobs, SampledToken
 from engine.block_pool import BlockStats
 from engine.sequence import FinishReason, Sequence
@@ -23,7 +23,7 @@ def finish_to_proto(reason: FinishReason | None) -> types_pb2.FinishReason.Value
 
 
 def logprobs_to_proto(logprobs: Logprobs) -> types_pb2.TokenLogprobs:
-    """Inverse of `logprobs_from_proto`."""
+    """One token's, for a message."""
     return types_pb2.TokenLogprobs(
         logprob=logprobs.chosen,
         top=[types_pb2.TokenLogprob(token_id=t, logprob=p) for t, p in logprobs.top],
@@ -37,6 +37,7 @@ def token_output(
     return worker_pb2.SequenceOutput(
         request_id=sequence.request_id,
         attempt=sequence.attempt,
+        choice=sequence.choice,
         output_index=output_index,
         token_ids=[token.token_id],
         logprobs=[logprobs_to_proto(token.logprobs)] if token.logprobs is not None else [],
@@ -60,7 +61,8 @@ def sequence_from_dispatch(
 ) -> Sequence:
     """The engine's view of a dispatch, without blocks.
 
-    Raises InvalidArgument when it is empty or leaves no room for one more token.
+    Raises InvalidArgument when it is empty, leaves no room for one more token, or wants
+    several choices to go on from outputs.
     """
     num_tokens = len(dispatch.prompt_token_ids) + len(dispatch.output_token_ids)
     if not dispatch.prompt_token_ids:
@@ -71,6 +73,12 @@ def sequence_from_dispatch(
             "that this worker can hold",
             field="prompt_token_ids",
         )
+    if dispatch.n > 1 and dispatch.output_token_ids:
+        raise InvalidArgument(
+            f"{dispatch.n} choices cannot go on from the same {len(dispatch.output_token_ids)} "
+            "output tokens",
+            field="n",
+        )
     return Sequence(
         request_id=dispatch.request_id,
         attempt=dispatch.attempt,
@@ -80,3 +88,18 @@ def sequence_from_dispatch(
         sampling=SamplingParams.from_proto(dispatch.sampling, tuple(dispatch.eos_token_ids)),
         scope=hash_scope(fingerprint, dispatch.hash_salt),
     )
+
+
+def prompt_from_dispatch(
+    dispatch: worker_pb2.Dispatch, fingerprint: types_pb2.Fingerprint, max_model_len: int
+) -> Sequence:
+    """A sequence that computes a dispatch's prompt for all choices, with their first tokens.
+
+    Raises InvalidArgument as `sequence_from_dispatch` does.
+    """
+    sequence = sequence_from_dispatch(dispatch, fingerprint, max_model_len)
+    seed = sequence.sampling.seed
+    sequence.sibling_seeds = tuple(choice_seed(seed, choice) for choice in range(1, dispatch.n))
+    if dispatch.HasField("prompt_logprobs"):
+        sequence.num_prompt_logprobs = dispatch.prompt_logprobs
+    return sequence

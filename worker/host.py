@@ -16,10 +16,11 @@ from typing import Any
 import grpc
 
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
-from core.errors import BatonError, InternalError, Unavailable
+from core.errors import BatonError, InternalError, Unavailable, from_exception, to_detail
 from core.logs import event
 from core.prefix_index import PrefixIndexWriter
-from core.registry import Registry, connect_redis
+from core.redis_client import connect_redis
+from core.registry import Registry
 from core.tasks import TaskSet
 from engine.engine import Engine
 from kvtransfer.base import Transport
@@ -50,8 +51,16 @@ class RoleService(ABC, StepObserver):
         """Registers the role's gRPC services."""
 
     @abstractmethod
-    def abort(self, key: RequestKey) -> bool:
-        """Ends one attempt and frees what it holds. False: unknown."""
+    async def accept(self, assignment: worker_pb2.Assignment) -> None:
+        """Takes one dispatch in. Raises a BatonError when it cannot be served here."""
+
+    @abstractmethod
+    def abort(self, key: RequestKey) -> None:
+        """Ends one attempt and frees what it holds; also one that is still to come."""
+
+    @abstractmethod
+    def abort_choice(self, key: RequestKey, choice: int) -> None:
+        """Ends one of an attempt's choices; nothing for an unknown one."""
 
     @abstractmethod
     def abort_router(self, router_id: str) -> None:
@@ -243,26 +252,62 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._host = host
 
     async def Attach(
-        self, request: worker_pb2.AttachRequest, context: Any
+        self, requests: AsyncIterator[worker_pb2.RouterMessage], context: Any
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
-        """Streams what this worker makes for one router.
+        """Takes one router's assignments and streams what this worker makes of them.
 
         A router that means a former life at this address is refused: what it would dispatch
         names that life, too.
         """
-        identity = self._host.identity
-        if request.epoch != identity.epoch:
+        host = self._host
+        attach = (await anext(requests, worker_pb2.RouterMessage())).attach
+        if attach.epoch != host.identity.epoch:
             raise Unavailable(
-                f"{identity.worker_id} is in life {identity.epoch}, not {request.epoch}"
+                f"{host.identity.worker_id} is in life {host.identity.epoch}, not {attach.epoch}"
             )
-        async with contextlib.aclosing(self._host.hub.attach(request.router_id)) as messages:
-            async for message in messages:
-                yield message
+        async with contextlib.aclosing(host.hub.attach(attach.router_id)) as messages:
+            reading = host.tasks.start(self._read(requests))
+            try:
+                async for message in messages:
+                    yield message
+            finally:
+                reading.cancel()
 
-    async def Abort(self, request: worker_pb2.AbortRequest, context: Any) -> worker_pb2.AbortReply:
-        """Ends one attempt, in whatever phase it is."""
-        was_known = self._host.service.abort((request.request_id, request.attempt))
-        return worker_pb2.AbortReply(was_known=was_known)
+    async def _read(self, requests: AsyncIterator[worker_pb2.RouterMessage]) -> None:
+        """Ends with the stream, and with it what the router wanted and was not accepted yet."""
+        accepting: set[asyncio.Task[None]] = set()
+        try:
+            async for message in requests:
+                for assignment in message.assignments:
+                    task = self._host.tasks.start(self._accept(assignment))
+                    accepting.add(task)
+                    task.add_done_callback(accepting.discard)
+                for abort in message.aborts:
+                    self._abort(abort)
+        finally:
+            for task in accepting:
+                task.cancel()
+
+    def _abort(self, abort: worker_pb2.AbortRequest) -> None:
+        """Ends one attempt or one of its choices, in whatever phase it is."""
+        key = (abort.request_id, abort.attempt)
+        if abort.HasField("choice"):
+            self._host.service.abort_choice(key, abort.choice)
+        else:
+            self._host.service.abort(key)
+
+    async def _accept(self, assignment: worker_pb2.Assignment) -> None:
+        """What is refused is reported like everything that becomes of an assignment."""
+        try:
+            await self._host.service.accept(assignment)
+        except Exception as error:
+            dispatch = assignment.dispatch
+            output = worker_pb2.SequenceOutput(
+                request_id=dispatch.request_id,
+                attempt=dispatch.attempt,
+                error=to_detail(from_exception(error)),
+            )
+            self._host.hub.publish(dispatch.router_id, output)
 
     async def GetWorkerStatus(
         self, request: worker_pb2.WorkerStatusRequest, context: Any

@@ -76,13 +76,19 @@ class OutputHub:
                 yield self._message(stream)
                 await _wait(stream.changed, REPORT_INTERVAL_S)
             yield self._message(stream)
+            while stream.outputs:
+                yield self._message(stream)
         finally:
             self._drop(router_id, stream)
 
     def _message(self, stream: _Stream) -> worker_pb2.WorkerMessage:
         load, state = self._report()
-        outputs, stream.outputs = stream.outputs, []
-        stream.changed.clear()
+        outputs = stream.outputs
+        # One with a prompt's log-probabilities is large, so it is the last of its message.
+        end = next((i + 1 for i, output in enumerate(outputs) if output.prompt_logprobs), None)
+        outputs, stream.outputs = outputs[:end], [] if end is None else outputs[end:]
+        if not stream.outputs:
+            stream.changed.clear()
         return worker_pb2.WorkerMessage(outputs=outputs, load=load, state=state)
 
     def _drop(self, router_id: str, stream: _Stream) -> None:

@@ -115,14 +115,13 @@ class RequestTable(Generic[State]):
         )
         self._hub.publish(dispatch.router_id, output)
 
-    def abort(self, key: RequestKey) -> bool:
-        """Ends a request; False when it is unknown, which is remembered for a while."""
+    def abort(self, key: RequestKey) -> None:
+        """Ends a request; that an unknown one was aborted is remembered for a while."""
         entry = self._entries.get(key)
         if entry is None:
             self._aborted_early[key] = self._clock() + REMEMBER_S
-            return False
-        entry.task.cancel()
-        return True
+        else:
+            entry.task.cancel()
 
     def abort_router(self, router_id: str) -> None:
         """Ends everything that one router has dispatched."""

@@ -25,7 +25,11 @@ class WorkerSettings(Settings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     advertise_host: str = Field("", description="Address that peers use; default: --host.")
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis of the deployment.")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        description="Redis of the deployment: redis://, rediss:// (TLS), "
+        "redis+sentinel://host,host/service/db or redis+cluster://host,host.",
+    )
     kv_transport: Literal["auto", "nixl", "ucxx", "tcp"] = Field(
         "auto",
         description="Backend of KV transfers; auto: the first of the others that is installed.",

@@ -63,8 +63,13 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         self.call_ended = threading.Event()
         self.workers = [worker_status()]
         self.audits: list[bool] = []
+        self.authorizations: list[str | None] = []
+
+    def _note_authorization(self, context):
+        self.authorizations.append(dict(context.invocation_metadata()).get("authorization"))
 
     def Generate(self, request, context):
+        self._note_authorization(context)
         self.requests.append(request)
         self.time_remaining = context.time_remaining()
         context.add_callback(self.call_ended.set)
@@ -77,9 +82,11 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
             context.abort(status_of(self.error).grpc, self.error.message)
 
     def GetModel(self, request, context):
+        self._note_authorization(context)
         return inference_pb2.ModelInfo(name="tiny", max_model_len=512)
 
     def GetStatus(self, request, context):
+        self._note_authorization(context)
         self.audits.append(request.audit)
         router = inference_pb2.RouterStatus(num_requests=1, redis_ok=True, model="tiny", pid=41)
         return inference_pb2.GetStatusResponse(workers=self.workers, router=router)

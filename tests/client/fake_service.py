@@ -9,6 +9,7 @@ import time
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--router-of", type=int, help="be a router that knows so many ready workers")
+parser.add_argument("--http", default="", help="pair of the ready line: http=HOST:PORT")
 parser.add_argument("--say", default="", help="a line for standard error")
 parser.add_argument("--exit-code", type=int, help="end at once, not ready")
 parser.add_argument("--exit-after", type=float, default=60.0, help="seconds from being ready")
@@ -46,7 +47,7 @@ def main() -> None:
         sys.exit(args.exit_code)
     address = "127.0.0.1:1" if args.router_of is None else serve_status(args.router_of)
     if not args.never_ready:
-        sys.stdout.write(f"a line before\nready grpc={address} extra=1\n")
+        sys.stdout.write(f"a line before\nready grpc={address} {args.http} extra=1\n")
         sys.stdout.flush()
     if args.chatty:
         sys.stdout.write("x" * 1_000_000)

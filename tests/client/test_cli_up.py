@@ -57,6 +57,12 @@ def test_a_signal_stops_everything_and_ends_with_0(tmp_path, number):
         assert_all_gone(children, 0)
 
 
+def test_the_ready_line_tells_where_the_http_api_listens(tmp_path):
+    with up(tmp_path, router="--router-of 1 --http http=127.0.0.1:8000") as process:
+        line = process.stdout.readline()
+    assert " http=127.0.0.1:8000 prefill=1 decode=0 model=tiny\n" in line
+
+
 def test_ctrl_c_before_it_is_ready_ends_with_130(tmp_path):
     with up(tmp_path, router=NEVER_READY) as process:
         children = children_of(process, at_least=2)

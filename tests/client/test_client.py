@@ -19,6 +19,29 @@ def test_generate_returns_the_whole_completion(router):
     assert completion.timing == Timing(ttft_s=0.25, total_s=0.5)
 
 
+def test_every_call_carries_the_api_key(router):
+    with BatonClient(router.address, "secret") as client:
+        client.generate("x")
+        client.model()
+        client.status()
+    with BatonClient(router.address) as client:
+        client.model()
+    assert router.authorizations == ["Bearer secret"] * 3 + [None]
+
+
+async def test_every_call_of_the_asyncio_client_carries_the_api_key(router):
+    async with AsyncBatonClient(router.address, "secret") as client:
+        await client.generate("x")
+        await client.model()
+        await client.status()
+    assert router.authorizations == ["Bearer secret"] * 3
+
+
+def test_an_api_key_that_no_header_can_carry_is_refused():
+    with pytest.raises(InvalidArgument, match="api_key must be printable ASCII"):
+        BatonClient(api_key="a\nb")
+
+
 def test_stream_yields_chunks_and_then_the_completion(router):
     with BatonClient(router.address) as client, client.stream("x") as stream:
         chunks = list(stream)

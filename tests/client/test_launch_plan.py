@@ -67,6 +67,28 @@ def test_flags_reach_the_role_that_they_are_meant_for(tmp_path):
     assert plan.router.argv[-2:] == ("--x", "1")
 
 
+def test_the_http_api_and_its_keys_are_the_routers(tmp_path):
+    (tmp_path / "keys").write_text("first gold\nsecond\n")
+    config = UpConfig(model="/m", redis_url="redis://r", http_port=0, api_keys=tmp_path / "keys")
+    plan = make_plan(config, tmp_path)
+    assert flag(plan.router.argv, "--http-port") == "0"
+    assert flag(plan.router.argv, "--api-keys") == str(tmp_path / "keys")
+    assert plan.api_key == "first"
+    assert "--api-keys" not in plan.others[0].argv
+
+
+def test_without_a_port_there_is_no_http_api(tmp_path):
+    plan = make_plan(UpConfig(model="/m", redis_url="redis://r"), tmp_path)
+    assert "--http-port" not in plan.router.argv
+    assert plan.api_key is None
+
+
+def test_api_keys_that_cannot_be_read_are_an_error_before_anything_starts(tmp_path):
+    config = UpConfig(model="/m", redis_url="redis://r", api_keys=tmp_path / "none")
+    with pytest.raises(StartupError, match="none cannot be read"):
+        make_plan(config, tmp_path)
+
+
 def test_workers_choose_how_kv_moves_unless_they_are_told(tmp_path):
     plan = make_plan(UpConfig(model="/m", redis_url="redis://r"), tmp_path)
     assert [flag(spec.argv, "--kv-transport") for spec in plan.others] == ["auto", "auto"]

@@ -3,11 +3,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from core import prefix_index
+from core import prefix_index, prefix_index_store
 from core.errors import Unavailable
 from core.hashing import block_hashes
 from core.prefix_index import PrefixIndexReader, PrefixIndexWriter
-from core.registry import connect_redis
+from core.redis_client import connect_redis
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +141,30 @@ async def test_holdings_larger_than_a_batch_are_published_whole(redis, monkeypat
     async with worker(redis, held=prompt[:30]) as cache:
         cache.store(prompt[30:])
         await lookup_until(redis, prompt, {"p0": 1}, {"p0": 50})
+
+
+async def test_workers_remove_what_silent_ones_have_left(redis, monkeypatch):
+    monkeypatch.setattr(prefix_index, "_TEND_INTERVAL_S", 0.05)
+    monkeypatch.setattr(prefix_index_store, "SLOT_LEASE_S", 1)
+    monkeypatch.setattr(prefix_index_store, "SCRUB_INTERVAL_S", 0)
+    async with worker(redis, "silent", held=hashes(9)):
+        await lookup_until(redis, hashes(9), {"silent": 1}, {"silent": 9})
+    async with worker(redis, "p0", held=hashes(3)):
+        await lookup_until(redis, hashes(9), {"silent": 1, "p0": 1}, {"silent": 9, "p0": 3})
+        async with asyncio.timeout(10):
+            while await redis.hlen("baton:{index}:blocks") > 4:
+                await asyncio.sleep(0.05)
+        await lookup_until(redis, hashes(9), {"silent": 1, "p0": 1}, {"silent": 0, "p0": 3})
+
+
+async def test_a_former_life_that_still_runs_waits_until_the_later_one_is_gone(redis, caplog):
+    async with worker(redis, epoch=2, held=hashes(3)):
+        await lookup_until(redis, hashes(9), {"p0": 2}, {"p0": 3})
+        async with worker(redis, epoch=1, held=hashes(9)):
+            await asyncio.sleep(0.2)
+            assert await PrefixIndexReader(redis).lookup(hashes(9), {"p0": 1}) == {"p0": 0}
+    await lookup_until(redis, hashes(9), {"p0": 2}, {"p0": 3})
+    assert "a later life of p0" in caplog.text
 
 
 async def test_without_hashes_or_candidates_nobody_is_asked():

@@ -20,6 +20,10 @@ from core.errors import (
 from core.rpc import ErrorInterceptor, RpcServer, open_channel, pod_errors, run_service
 
 
+async def hello():
+    yield worker_pb2.RouterMessage(attach=worker_pb2.AttachRequest(router_id="r"))
+
+
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """Raises `error`; a stream yields one message first, or hangs after it."""
 
@@ -27,7 +31,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.error = error
         self.is_closed = asyncio.Event()
 
-    async def Abort(self, request, context):
+    async def GetWorkerStatus(self, request, context):
         raise self.error
 
     async def Attach(self, request, context):
@@ -55,7 +59,9 @@ async def test_an_error_of_a_unary_call_arrives_as_it_was_raised():
     error = InvalidArgument("top_p must be in (0, 1]", field="top_p")
     async with serving(FakeWorker(error)) as (channel, _):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await worker_pb2_grpc.WorkerStub(channel).Abort(worker_pb2.AbortRequest())
+            await worker_pb2_grpc.WorkerStub(channel).GetWorkerStatus(
+                worker_pb2.WorkerStatusRequest()
+            )
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     arrived = from_exception(caught.value)
     assert (type(arrived), arrived.message, arrived.field) == (
@@ -67,7 +73,7 @@ async def test_an_error_of_a_unary_call_arrives_as_it_was_raised():
 
 async def test_an_error_of_a_stream_arrives_after_its_messages():
     async with serving(FakeWorker(ResourceExhausted("full", retry_after_s=2))) as (channel, _):
-        call = worker_pb2_grpc.WorkerStub(channel).Attach(worker_pb2.AttachRequest())
+        call = worker_pb2_grpc.WorkerStub(channel).Attach(hello())
         assert (await call.read()).state == types_pb2.WORKER_STATE_READY
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
@@ -81,7 +87,9 @@ async def test_an_error_of_a_stream_arrives_after_its_messages():
 async def test_foreign_exceptions_are_translated(raised, arrives):
     async with serving(FakeWorker(raised)) as (channel, _):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await worker_pb2_grpc.WorkerStub(channel).Abort(worker_pb2.AbortRequest())
+            await worker_pb2_grpc.WorkerStub(channel).GetWorkerStatus(
+                worker_pb2.WorkerStatusRequest()
+            )
     assert type(from_exception(caught.value)) is arrives
 
 
@@ -89,9 +97,9 @@ async def test_a_cancellation_that_nobody_asked_for_is_answered():
     async with serving(FakeWorker(asyncio.CancelledError())) as (channel, _):
         stub = worker_pb2_grpc.WorkerStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as unary:
-            await stub.Abort(worker_pb2.AbortRequest(), timeout=5)
+            await stub.GetWorkerStatus(worker_pb2.WorkerStatusRequest(), timeout=5)
         with pytest.raises(grpc.aio.AioRpcError) as stream:
-            async for _ in stub.Attach(worker_pb2.AttachRequest(), timeout=5):
+            async for _ in stub.Attach(hello(), timeout=5):
                 pass
     for caught in (unary, stream):
         assert type(from_exception(caught.value)) is Unavailable
@@ -99,7 +107,9 @@ async def test_a_cancellation_that_nobody_asked_for_is_answered():
 
 async def call_with_pod_errors(channel, **options):
     with pod_errors("decode-0"):
-        await worker_pb2_grpc.WorkerStub(channel).Abort(worker_pb2.AbortRequest(), **options)
+        await worker_pb2_grpc.WorkerStub(channel).GetWorkerStatus(
+            worker_pb2.WorkerStatusRequest(), **options
+        )
 
 
 async def test_a_pods_own_error_is_told_from_no_answer():
@@ -136,7 +146,7 @@ async def test_a_caller_that_is_cancelled_itself_stays_cancelled():
 async def test_a_cancelled_stream_closes_the_handler():
     worker = FakeWorker()
     async with serving(worker) as (channel, _):
-        call = worker_pb2_grpc.WorkerStub(channel).Attach(worker_pb2.AttachRequest())
+        call = worker_pb2_grpc.WorkerStub(channel).Attach(hello())
         await call.read()
         call.cancel()
         async with asyncio.timeout(2):
@@ -204,12 +214,12 @@ class ContextOfAFinishedCall:
         raise grpc.aio.InternalError("the call is over")
 
 
-@pytest.mark.parametrize("method", ["Abort", "Attach"])
+@pytest.mark.parametrize("method", ["GetWorkerStatus", "Attach"])
 async def test_an_error_that_comes_after_the_client_has_left_is_no_fault(method):
     worker = FakeWorker(DeadlineExceeded("the request's time is over"))
     make = {
-        "Abort": grpc.unary_unary_rpc_method_handler,
-        "Attach": grpc.unary_stream_rpc_method_handler,
+        "GetWorkerStatus": grpc.unary_unary_rpc_method_handler,
+        "Attach": grpc.stream_stream_rpc_method_handler,
     }[method]
 
     async def continuation(details):
@@ -217,7 +227,7 @@ async def test_an_error_that_comes_after_the_client_has_left_is_no_fault(method)
 
     details = SimpleNamespace(method=method)
     handler = await ErrorInterceptor().intercept_service(continuation, details)
-    call = handler.unary_unary or handler.unary_stream
+    call = handler.unary_unary or handler.stream_stream
     with pytest.raises(asyncio.CancelledError):
         await call(worker_pb2.AttachRequest(), ContextOfAFinishedCall())
 

@@ -71,7 +71,7 @@ def running_stack(model: Path, *args: str, local_prefill: int | None = 0) -> Ite
     if local_prefill is not None:
         args = (*args, f"--router-args=--local-prefill-max-tokens {local_prefill}")
     with local_stack("--model", str(model), *args, env=QUIET) as stack:
-        yield RunningStack(stack.address, stack.process)
+        yield RunningStack(stack.address, stack.http, stack.process)
 
 
 def quiet_env() -> dict[str, str]:

@@ -11,6 +11,7 @@ from client import BatonClient
 from core.errors import DeadlineExceeded
 from tests.engine.harness import make_prompt
 from tests.faults.control import Fault, eventually
+from tests.faults.dispatcher import Dispatcher
 from tests.faults.relay import relay
 from tests.faults.stack import FaultStack, fault_stack
 
@@ -126,18 +127,19 @@ def test_cancels_of_finished_and_unknown_requests_and_twice_change_nothing(
     stack: FaultStack,
 ) -> None:
     prompt = make_prompt(60)
-    with stack.faults["decode-0"].hold("step", skip=5) as running:
+    with Dispatcher(stack) as dispatcher, stack.faults["decode-0"].hold("step", skip=5) as running:
         other = stack.begin(prompt, 20)
         running.wait()
-        for request_id in ("never-seen", "never-seen"):
-            assert stack.abort(request_id) == [False, False]
+        dispatcher.abort("never-seen")
+        dispatcher.abort("never-seen")
     assert other.result().token_ids == stack.reference(prompt, 20)
     with stack.client() as client:
         stream = client.stream(token_ids=prompt, max_tokens=20, request_id="finished")
         assert stream.completion().token_ids
         stream.close()
         stream.close()
-    assert stack.abort("finished") == [False, False]
+    with Dispatcher(stack) as dispatcher:
+        dispatcher.abort("finished")
     stack.check_recovered()
 
 

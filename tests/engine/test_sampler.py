@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from core.sampling import SamplingParams
-from engine.sampler import draw, sample, uniform
+from engine.sampler import draw, sample, sample_siblings, uniform
 from tests.engine.harness import make_prompt, make_sequence
 
 VOCAB_SIZE = 40
@@ -151,6 +151,37 @@ def test_presence_and_frequency_count_outputs_only() -> None:
     assert sample_one(logits, [], presence_penalty=2.0, frequency_penalty=2.0) == 5
 
 
+def test_a_logit_bias_is_added_before_all_else_also_when_greedy() -> None:
+    logits = torch.zeros(VOCAB_SIZE)
+    logits[[1, 5, 6]] = torch.tensor([1.0, 3.0, 2.5])
+    assert sample_one(logits, [], logit_bias=((6, 0.6),)) == 6
+    assert sample_one(logits, [], logit_bias=((5, -100.0), (6, -100.0))) == 1
+    assert sample_one(logits, [], temperature=1.0, logit_bias=((9, 100.0),)) == 9
+    # The penalty divides what the bias has made of the logit: 3.5 / 2 < 2.5.
+    assert sample_one(logits, [5], logit_bias=((5, 0.5),), repetition_penalty=2.0) == 6
+    assert sample_one(logits, [], logit_bias=((6, 1.0),), eos_token_ids=(6,), min_tokens=1) == 5
+
+
+def test_siblings_are_what_the_sequence_would_get_with_their_seeds() -> None:
+    logits = make_logits()[0]
+    sampling = {"temperature": 2.0, "top_k": 30, "repetition_penalty": 1.3, "logprobs": 2}
+    sequence = make_sequence([1, 2, 3], **sampling)
+    sequence.sibling_seeds = (0, 5, 2**64 - 1)
+    expected = [
+        sample(logits[None], [make_sequence([1, 2, 3], seed=seed, **sampling)])[0]
+        for seed in sequence.sibling_seeds
+    ]
+    assert list(sample_siblings(logits, sequence)) == expected
+    assert len({token.token_id for token in expected}) == 3
+
+
+def test_the_callers_logits_are_left_alone() -> None:
+    logits = make_logits().double()
+    before = logits.clone()
+    sample(logits, [make_sequence([1], logit_bias=((3, 5.0),), repetition_penalty=2.0)])
+    assert torch.equal(logits, before)
+
+
 def test_the_end_is_out_of_reach_before_min_tokens() -> None:
     logits = torch.zeros(VOCAB_SIZE)
     logits[[3, 4, 9]] = torch.tensor([3.0, 2.0, 1.0])
@@ -162,7 +193,9 @@ def test_the_end_is_out_of_reach_before_min_tokens() -> None:
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = make_logits()
-    sequence = make_sequence([1], temperature=0.5, top_k=1, repetition_penalty=3.0, logprobs=3)
+    sequence = make_sequence(
+        [1], temperature=0.5, top_k=1, repetition_penalty=3.0, logit_bias=((7, 9.0),), logprobs=3
+    )
     token = sample(logits, [sequence])[0]
     expected = logits[0].log_softmax(-1)
     assert token.logprobs is not None

@@ -289,4 +289,4 @@ def test_the_audit_names_a_block_with_too_few_references() -> None:
     scheduler.add(sequence)
     step(scheduler)
     pool_of(scheduler).release([1])
-    assert scheduler.audit() == ["block 1: stands in 1 tables and is referenced 0 times"]
+    assert scheduler.audit() == ["block 1: belongs to 1 sequences and is referenced 0 times"]

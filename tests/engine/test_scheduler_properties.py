@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from core.hashing import block_hashes
 from engine.batch import SampledToken, StepBatch, StepResult
 from engine.block_pool import BlockPool
+from engine.fork import fork, num_copies
 from engine.scheduler import Scheduler
 from engine.scheduler_config import SchedulerConfig
 from engine.sequence import Sequence
@@ -50,7 +51,16 @@ class Memory:
             held = self.slots.get(self._slot(sequence, position))
             assert held == tokens_of(sequence)[: position + 1]
 
+    def copy(self, source: int, destination: int) -> None:
+        for offset in range(BLOCK_SIZE):
+            held = self.slots.get(source * BLOCK_SIZE + offset, ())
+            self.slots[destination * BLOCK_SIZE + offset] = held
+
     def execute(self, batch: StepBatch) -> StepResult:
+        for item in batch.sequences:
+            source = item.sequence.copy_source
+            if source is not None:
+                self.copy(source, item.sequence.block_table[item.start // BLOCK_SIZE])
         for item in batch.sequences:
             self.write(item.sequence, item.start, item.start + item.num_tokens)
         for item in batch.sequences:
@@ -105,8 +115,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.added.append(sequence)
         self.scheduler.add(sequence)
 
-    @rule(prompt=prompts, max_tokens=st.integers(2, 8))
-    def add_import(self, prompt: list[int], max_tokens: int) -> None:
+    @rule(prompt=prompts, max_tokens=st.integers(2, 8), num_choices=st.integers(1, 4))
+    def add_import(self, prompt: list[int], max_tokens: int, num_choices: int) -> None:
         held = []
         if self.config.enable_prefix_caching:
             held = self.pool.match_prefix(block_hashes(prompt, BLOCK_SIZE, SCOPE))
@@ -115,16 +125,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         if pulled is None or len(prompt) == MAX_MODEL_LEN - 1:
             self.pool.release(reversed([*held, *pulled]) if pulled is not None else ())
             return
-        first = next_token(tuple(prompt))
-        sequence = make_sequence(
-            str(len(self.added)), prompt, outputs=[first], max_tokens=max_tokens
-        )
-        sequence.block_table = held + pulled
-        sequence.num_computed_tokens = len(prompt)
-        self.memory.write(sequence, len(held) * BLOCK_SIZE, len(prompt))
-        self.memory.check(sequence, len(prompt))
-        self.added.append(sequence)
-        self.scheduler.add_computed(sequence)
+        table = held + pulled
+        spare = self.pool.allocate(num_copies(len(prompt), num_choices, BLOCK_SIZE)) or []
+        branches = fork(self.pool, table, len(prompt), spare, num_choices)
+        for choice, branch in enumerate(branches):
+            sequence = make_sequence(
+                str(len(self.added)), prompt, outputs=[choice % 2], max_tokens=max_tokens
+            )
+            self.added.append(sequence)
+            if branch is None:
+                sequence.num_preemptions = 1
+                self.scheduler.add(sequence)
+                continue
+            sequence.block_table = branch.block_table
+            sequence.copy_source = branch.copy_source
+            sequence.num_computed_tokens = len(prompt)
+            if choice == 0:
+                self.memory.write(sequence, len(held) * BLOCK_SIZE, len(prompt))
+                self.memory.check(sequence, len(prompt))
+            self.scheduler.add_computed(sequence)
 
     @rule()
     def begin_step(self) -> None:
@@ -204,8 +223,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_outcome(self, sequence: Sequence) -> None:
         assert sequence.is_finished and sequence.block_table == []
-        history = tuple(sequence.prompt_token_ids)
-        for token_id in sequence.output_token_ids:
+        num_prior = sequence.num_prior_outputs
+        history = (*sequence.prompt_token_ids, *sequence.output_token_ids[:num_prior])
+        for token_id in sequence.output_token_ids[num_prior:]:
             assert token_id == next_token(history)
             history += (token_id,)
         if sequence not in self.aborted:

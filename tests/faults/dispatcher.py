@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
 
 from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
-from core.errors import BatonError, from_detail, from_exception
+from core.errors import BatonError, from_detail
 from tests.faults.control import WAIT_S, eventually
 from tests.faults.stack import FaultStack
 
@@ -25,12 +24,15 @@ class Dispatcher:
         self._channels: dict[str, grpc.Channel] = {}
         self.addresses: dict[str, worker_pb2.WorkerAddress] = {}
         self.errors: dict[tuple[str, int], BatonError] = {}
+        self._accepted: set[tuple[str, int]] = set()
+        self._outgoing: dict[str, queue.SimpleQueue[worker_pb2.RouterMessage | None]] = {}
         for name in stack.workers:
             status = stack.worker_status(name)
             self.addresses[name] = worker_pb2.WorkerAddress(
                 worker_id=name, address=status.address, epoch=status.epoch
             )
             self._channels[name] = grpc.insecure_channel(status.address)
+            self._outgoing[name] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
         attached = [threading.Event() for _ in self._channels]
@@ -46,32 +48,52 @@ class Dispatcher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        for outgoing in self._outgoing.values():
+            outgoing.put(None)
         for channel in self._channels.values():
             channel.close()
 
     def _read(self, name: str, attached: threading.Event) -> None:
-        request = worker_pb2.AttachRequest(router_id=ROUTER_ID, epoch=self.addresses[name].epoch)
+        attach = worker_pb2.AttachRequest(router_id=ROUTER_ID, epoch=self.addresses[name].epoch)
+        self._outgoing[name].put(worker_pb2.RouterMessage(attach=attach))
+        messages = iter(self._outgoing[name].get, None)
         try:
-            for message in worker_pb2_grpc.WorkerStub(self._channels[name]).Attach(request):
+            for message in worker_pb2_grpc.WorkerStub(self._channels[name]).Attach(messages):
                 attached.set()
                 for output in message.outputs:
+                    key = (output.request_id, output.attempt)
+                    if output.accepted:
+                        self._accepted.add(key)
                     if output.HasField("error"):
-                        key = (output.request_id, output.attempt)
                         self.errors[key] = from_detail(output.error)
         except (grpc.RpcError, ValueError):
             return  # the worker or this router has left
 
     def decode(self, dispatch: worker_pb2.Dispatch, prefill: str, decode: str) -> None:
-        """Raises what decode answers."""
-        request = worker_pb2.DecodeRequest(dispatch=dispatch, prefill=self.addresses[prefill])
-        with _own_errors():
-            worker_pb2_grpc.DecodeStub(self._channels[decode]).Decode(request, timeout=WAIT_S)
+        """Raises what decode refuses with."""
+        key = (dispatch.request_id, dispatch.attempt)
+        self._assign(decode, dispatch, prefill)
+        assert eventually(lambda: key in self._accepted or key in self.errors, WAIT_S)
+        if key in self.errors:
+            raise self.errors.pop(key)
 
     def prefill(self, dispatch: worker_pb2.Dispatch, prefill: str, decode: str) -> None:
-        """Raises what prefill answers."""
-        request = worker_pb2.PrefillRequest(dispatch=dispatch, decode=self.addresses[decode])
-        with _own_errors():
-            worker_pb2_grpc.PrefillStub(self._channels[prefill]).Prefill(request, timeout=WAIT_S)
+        """Without waiting; `error_of` tells what becomes of it."""
+        self._assign(prefill, dispatch, decode)
+
+    def abort(self, request_id: str, attempt: int = 1) -> None:
+        """Tells every worker to drop a request; returns when all have heard it."""
+        request = worker_pb2.AbortRequest(request_id=request_id, attempt=attempt)
+        for name, outgoing in self._outgoing.items():
+            outgoing.put(worker_pb2.RouterMessage(aborts=[request]))
+            # A worker takes what it is told in order, and refuses this.
+            nothing = make_dispatch([], f"after {request_id} on {name}")
+            self._assign(name, nothing, name)
+            self.error_of(nothing, WAIT_S)
+
+    def _assign(self, to: str, dispatch: worker_pb2.Dispatch, partner: str) -> None:
+        assignment = worker_pb2.Assignment(dispatch=dispatch, partner=self.addresses[partner])
+        self._outgoing[to].put(worker_pb2.RouterMessage(assignments=[assignment]))
 
     def error_of(self, dispatch: worker_pb2.Dispatch, timeout_s: float) -> BatonError:
         """What a worker reports of it on the stream."""
@@ -89,11 +111,3 @@ def make_dispatch(prompt: list[int], request_id: str, **fields: Any) -> worker_p
     return worker_pb2.Dispatch(
         request_id=request_id, prompt_token_ids=prompt, **{**defaults, **fields}
     )
-
-
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise from_exception(error) from None

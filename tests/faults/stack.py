@@ -13,9 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
-
-from baton.v1 import worker_pb2, worker_pb2_grpc
+from baton.v1 import worker_pb2
 from bench.pods import PodStack
 from client import Chunk, Completion
 from client.launch_plan import UpConfig
@@ -123,15 +121,6 @@ class FaultStack(PodStack):
         """What one worker says of itself now."""
         with self.client() as client:
             return next(worker for worker in client.status().workers if worker.id == name)
-
-    def abort(self, request_id: str, attempt: int = 1) -> list[bool]:
-        """Tells every worker to drop a request, as a router does; which of them knew it."""
-        request = worker_pb2.AbortRequest(request_id=request_id, attempt=attempt)
-        known = []
-        for name in self.workers:
-            with grpc.insecure_channel(self.worker_status(name).address) as channel:
-                known.append(worker_pb2_grpc.WorkerStub(channel).Abort(request).was_known)
-        return known
 
     def check_right(self, requests: list[tuple[list[int], int]]) -> None:
         """All of them, at once, get the tokens of an undisturbed run."""

@@ -56,6 +56,7 @@ WORTH_SEEING = (
     "settled",
     "stale message",
     "stale release",
+    "told again",
 )
 
 SEEN: Counter[str] = Counter()
@@ -127,6 +128,11 @@ class HandOffMachine(RuleBasedStateMachine):
                 life.report_damage(read.key)
         elif kind == "abort" and self.cluster.dispatches:
             self.cluster.abort(pick(self.cluster.dispatches, index))
+
+    @precondition(lambda self: self.world.calls)
+    @rule(name=st.sampled_from(WORKERS))
+    def cut_off(self, name: str) -> None:
+        self.cluster.cut_off(name)
 
     @rule(name=st.sampled_from(WORKERS), index=indices)
     def give_up(self, name: str, index: int) -> None:

@@ -62,7 +62,7 @@ def test_announced_blocks_land_behind_the_held_ones(bench: Bench) -> None:
     assert bench.announce(1, 3, [52], is_last=True) == [BlockCopy(52, 12)]
     bench.read(1)
     bench.table.begin_release(KEY)
-    assert bench.table.commit(KEY, lease_held=True) == [7, 10, 11, 12]
+    assert bench.table.commit(KEY, lease_held=True).block_table == [7, 10, 11, 12]
     assert bench.actions == []
     assert bench.table.num_open == 0
 
@@ -160,6 +160,23 @@ def test_an_announcement_for_an_unknown_attempt_is_refused(bench: Bench) -> None
         bench.table.announce(("r1", 2), Announcement(0, 1, [50], False))
 
 
+def test_an_announcement_is_acknowledged_again_after_the_commit(bench: Bench) -> None:
+    bench.read_all()
+    bench.table.begin_release(KEY)
+    bench.table.commit(KEY, lease_held=True)
+    assert bench.announce(0, 1, [50, 51, 52], is_last=True) is None
+    with pytest.raises(TransferError):
+        bench.announce(1, 4, [], is_last=True)
+
+
+def test_an_announcement_for_what_was_given_up_is_refused(bench: Bench) -> None:
+    bench.read_all()
+    bench.table.begin_release(KEY)
+    bench.table.commit(KEY, lease_held=False)
+    with pytest.raises(TransferError):
+        bench.announce(0, 1, [50, 51, 52], is_last=True)
+
+
 def test_an_abort_without_a_read_frees_at_once(bench: Bench) -> None:
     bench.table.abort(KEY)
     bench.table.abort(KEY)
@@ -213,7 +230,7 @@ def test_parts_of_the_same_blocks_follow_each_other(bench: Bench) -> None:
     for num_copies in (2, 2, 2, 1):
         bench.read(num_copies)
     bench.table.begin_release(KEY)
-    assert bench.table.commit(KEY, True) == [7, 10, 11, 12]
+    assert bench.table.commit(KEY, True).block_table == [7, 10, 11, 12]
 
 
 @pytest.mark.parametrize(
@@ -240,3 +257,27 @@ def test_a_part_with_a_gap_is_refused_and_changes_nothing(
 def test_the_last_announcement_completes_its_blocks(bench: Bench) -> None:
     with pytest.raises(InvalidArgument):
         bench.announce(0, 1, [50, 51, 52], is_last=True, part=(0, 30))
+
+
+@pytest.mark.parametrize("is_reading", [True, False])
+def test_spare_blocks_are_free_at_once_when_the_import_is_given_up(is_reading: bool) -> None:
+    bench = Bench()
+    bench.table.grant(KEY, held=[7], fresh=[10], spare=[20, 21])
+    if is_reading:
+        bench.announce(0, 1, [50])
+        bench.table.begin_read(KEY)
+    bench.table.abort(KEY)
+    rest = ("quarantine", [10]) if is_reading else ("release", [10])
+    assert bench.actions == [("release", [7, 20, 21]), rest]
+
+
+def test_a_commit_hands_the_spare_blocks_over_too() -> None:
+    bench = Bench()
+    bench.table.grant(KEY, held=[7], fresh=[10], spare=[20, 21])
+    bench.announce(0, 1, [50], is_last=True)
+    bench.read(1)
+    bench.table.begin_release(KEY)
+    committed = bench.table.commit(KEY, lease_held=True)
+    assert committed is not None
+    assert (committed.block_table, committed.spare) == ([7, 10], [20, 21])
+    assert bench.actions == []

@@ -20,7 +20,10 @@ HEARTBEAT_S = 0.1
 
 @dataclass
 class Script:
-    """What the workers of a test answer: `reply` to every prompt, ended by an end token."""
+    """What the workers of a test answer: `reply` to every prompt, ended by an end token.
+
+    Of several choices, number i leaves out the first i tokens of it.
+    """
 
     reply: list[int]
     num_decode_tokens: int = 1000
@@ -35,11 +38,7 @@ class Script:
     decodes: dict[str, FakeWorker] = field(default_factory=dict)
 
 
-class FakeWorker(
-    worker_pb2_grpc.WorkerServicer,
-    worker_pb2_grpc.PrefillServicer,
-    worker_pb2_grpc.DecodeServicer,
-):
+class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """One worker. Records what it is told in `dispatches` and `aborts`."""
 
     def __init__(self, worker_id: str, role: types_pb2.Role.ValueType, script: Script) -> None:
@@ -65,8 +64,6 @@ class FakeWorker(
     async def start(self, registry: Registry) -> None:
         self._server = RpcServer("127.0.0.1", 0)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server.grpc_server)
-        worker_pb2_grpc.add_PrefillServicer_to_server(self, self._server.grpc_server)
-        worker_pb2_grpc.add_DecodeServicer_to_server(self, self._server.grpc_server)
         self.record.address = await self._server.start([])
         if self.record.role == types_pb2.ROLE_DECODE:
             self.script.decodes[self.record.address] = self
@@ -79,8 +76,10 @@ class FakeWorker(
             self._server = None
             await self._tasks.cancel(1)
 
-    async def Attach(self, request, context) -> AsyncIterator[worker_pb2.WorkerMessage]:
-        outbox = self._outboxes[request.router_id] = asyncio.Queue()
+    async def Attach(self, requests, context) -> AsyncIterator[worker_pb2.WorkerMessage]:
+        router_id = (await anext(requests)).attach.router_id
+        outbox = self._outboxes[router_id] = asyncio.Queue()
+        self._tasks.start(self._read(requests))
         yield worker_pb2.WorkerMessage(load=self.load, state=self.record.state)
         while True:
             try:
@@ -93,9 +92,11 @@ class FakeWorker(
             else:
                 yield worker_pb2.WorkerMessage(outputs=[output])
 
-    async def Abort(self, request, context) -> worker_pb2.AbortReply:
-        self.aborts.append((request.request_id, request.attempt))
-        return worker_pb2.AbortReply(was_known=True)
+    async def _read(self, requests) -> None:
+        async for message in requests:
+            for assignment in message.assignments:
+                self._accept(assignment)
+            self.aborts += [(abort.request_id, abort.attempt) for abort in message.aborts]
 
     async def GetWorkerStatus(self, request, context) -> worker_pb2.WorkerStatus:
         await asyncio.sleep(self.status_delay_s)
@@ -104,43 +105,48 @@ class FakeWorker(
             id=self.record.worker_id, state=self.record.state, load=self.load, audit=audit
         )
 
-    async def Decode(self, request, context) -> worker_pb2.DispatchReply:
-        self._accept(request.dispatch)
-        if not request.HasField("prefill"):
-            self.play_local(request.dispatch)
-        return worker_pb2.DispatchReply()
-
-    async def Prefill(self, request, context) -> worker_pb2.DispatchReply:
-        self._accept(request.dispatch)
-        decode = self.script.decodes[request.decode.address]
-        self._tasks.start(self._play(request.dispatch, decode))
-        return worker_pb2.DispatchReply()
-
-    def _accept(self, dispatch: worker_pb2.Dispatch) -> None:
+    def _accept(self, assignment: worker_pb2.Assignment) -> None:
+        dispatch = assignment.dispatch
         if self.refusal is not None:
-            raise self.refusal
+            self.send(dispatch, worker_pb2.SequenceOutput(error=to_detail(self.refusal)))
+            return
         self.dispatches.append(dispatch)
+        self.send(dispatch, worker_pb2.SequenceOutput(accepted=True))
+        if not assignment.HasField("partner"):
+            first = len(dispatch.output_token_ids)
+            self.play_decode(dispatch, first, choice=0, cached_tokens=4)
+        elif self.record.role == types_pb2.ROLE_PREFILL:
+            decode = self.script.decodes[assignment.partner.address]
+            self._tasks.start(self._play(dispatch, decode))
 
     async def _play(self, dispatch: worker_pb2.Dispatch, decode: FakeWorker) -> None:
+        if dispatch.HasField("prompt_logprobs") and len(dispatch.prompt_token_ids) > 1:
+            scored = dispatch.prompt_token_ids[1:]
+            logprobs = [script_logprobs(item, dispatch.prompt_logprobs) for item in scored]
+            self.send(dispatch, worker_pb2.SequenceOutput(prompt_logprobs=logprobs))
+        for choice in range(dispatch.n):
+            await self._play_choice(dispatch, decode, choice)
+
+    async def _play_choice(
+        self, dispatch: worker_pb2.Dispatch, decode: FakeWorker, choice: int
+    ) -> None:
         first = len(dispatch.output_token_ids)
-        hello = self.script_output(dispatch, first, cached_tokens=8)
+        hello = self.script_output(dispatch, first, choice, cached_tokens=8)
         if not self.script.decode_first or hello.finish_reason:
             self.send(dispatch, hello)
         if not hello.finish_reason:
-            decode.play_decode(dispatch, first)
+            decode.play_decode(dispatch, first, choice)
         if self.script.decode_first:
             await asyncio.sleep(0.05)
             self.send(dispatch, hello)
 
-    def play_local(self, dispatch: worker_pb2.Dispatch) -> None:
-        """Sends all tokens, as who has computed the prompt itself."""
-        self.play_decode(dispatch, len(dispatch.output_token_ids), cached_tokens=4)
-
-    def play_decode(self, dispatch: worker_pb2.Dispatch, first: int, **fields: int) -> None:
+    def play_decode(
+        self, dispatch: worker_pb2.Dispatch, first: int, choice: int, **fields: int
+    ) -> None:
         """Sends the token at `first` again and all that follow it."""
         script = self.script
         is_faulty = dispatch.attempt <= script.num_faults
-        for index in range(first, len(script.reply)):
+        for index in range(first, len(script.reply) - choice):
             if is_faulty and index - first > script.num_decode_tokens:
                 if script.preempts:
                     self.send(dispatch, worker_pb2.SequenceOutput(preempted=True))
@@ -148,24 +154,42 @@ class FakeWorker(
                     output = worker_pb2.SequenceOutput(error=to_detail(script.fault))
                     self.send(dispatch, output)
                 return
-            output = self.script_output(dispatch, index, **(fields or {"transferred_blocks": 3}))
+            fields = fields or {"transferred_blocks": 3}
+            output = self.script_output(dispatch, index, choice, **fields)
             self.send(dispatch, output)
             if output.finish_reason:
                 return
 
     def script_output(
-        self, dispatch: worker_pb2.Dispatch, index: int, **fields: int
+        self, dispatch: worker_pb2.Dispatch, index: int, choice: int = 0, **fields: int
     ) -> worker_pb2.SequenceOutput:
-        token_id = self.script.reply[index]
+        token_id = self.script.reply[choice:][index]
+        logprobs = None
+        if dispatch.sampling.HasField("logprobs"):
+            logprobs = [script_logprobs(token_id, dispatch.sampling.logprobs)]
         reason = types_pb2.FINISH_REASON_UNSPECIFIED
         if token_id in dispatch.eos_token_ids:
             reason = types_pb2.FINISH_REASON_STOP
         elif index + 1 == dispatch.sampling.max_tokens:
             reason = types_pb2.FINISH_REASON_LENGTH
         return worker_pb2.SequenceOutput(
-            output_index=index, token_ids=[token_id], finish_reason=reason, **fields
+            output_index=index,
+            token_ids=[token_id],
+            finish_reason=reason,
+            logprobs=logprobs,
+            choice=choice,
+            **fields,
         )
 
     def send(self, dispatch: worker_pb2.Dispatch, output: worker_pb2.SequenceOutput) -> None:
         output.request_id, output.attempt = dispatch.request_id, dispatch.attempt
         self._outboxes[dispatch.router_id].put_nowait(output)
+
+
+def script_logprobs(token_id: int, num_top: int) -> types_pb2.TokenLogprobs:
+    """The token itself with -0.25, then the ids after it, each a half less likely."""
+    top = [
+        types_pb2.TokenLogprob(token_id=(token_id + step) % 256, logprob=-0.25 - 0.5 * step)
+        for step in range(num_top)
+    ]
+    return types_pb2.TokenLogprobs(logprob=-0.25, top=top)

@@ -12,7 +12,8 @@ import grpc
 
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from core.errors import from_exception
-from core.registry import Registry, connect_redis
+from core.redis_client import connect_redis
+from core.registry import Registry
 from core.rpc import open_channel
 from router.app import Router
 from router.settings import RouterSettings
@@ -46,6 +47,7 @@ class Stack:
     script: Script
     prefills: list[FakeWorker]
     decodes: list[FakeWorker]
+    http_url: str
 
     async def ask(self, request: inference_pb2.GenerateRequest, **call) -> Answer:
         """Generates to the end. Raises the error of core.errors that the router answered."""
@@ -86,7 +88,7 @@ async def stack(
     for worker in (*prefills, *decodes):
         worker.record.fingerprint.CopyFrom(fingerprint)
         await worker.start(registry)
-    defaults = {"port": 0, "worker_poll_s": 0.05, "worker_silence_s": 1.0}
+    defaults = {"port": 0, "http_port": 0, "worker_poll_s": 0.05, "worker_silence_s": 1.0}
     defaults["local_prefill_max_tokens"] = 0
     router = Router(
         RouterSettings(
@@ -95,10 +97,10 @@ async def stack(
             **(defaults | settings),
         )
     )
-    address = await router.start()
+    addresses = await router.start()
     try:
         await wait_for(lambda: all_attached(router, num_prefill, num_decode))
-        async with open_channel(address) as channel:
+        async with open_channel(addresses.grpc) as channel:
             yield Stack(
                 inference_pb2_grpc.InferenceStub(channel),
                 router,
@@ -106,6 +108,7 @@ async def stack(
                 script,
                 prefills,
                 decodes,
+                f"http://{addresses.http}",
             )
     finally:
         await router.stop()

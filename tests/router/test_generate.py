@@ -8,6 +8,7 @@ import pytest
 from baton.v1 import inference_pb2, types_pb2
 from core.errors import (
     AlreadyExists,
+    Cancelled,
     DeadlineExceeded,
     InternalError,
     InvalidArgument,
@@ -334,3 +335,12 @@ async def test_a_message_of_almost_grpcs_own_limit_is_refused_by_us(serve):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_request_whose_client_does_not_read_is_ended(serve):
+    script = Script(reply=REPLY, num_decode_tokens=2)
+    async with serve(script=script, client_stall_s=0.05) as s:
+        deadline = asyncio.get_running_loop().time() + 60
+        with s.router._table.follow(prompt(), deadline) as follower:
+            await wait_for(lambda: s.prefills[0].aborts and s.decodes[0].aborts)
+        assert isinstance(follower.log.error, Cancelled)

@@ -1,4 +1,5 @@
 import asyncio
+import time
 
 import pytest
 
@@ -173,3 +174,18 @@ async def test_every_choice_gets_its_turn_and_its_own_end():
         assert (await follower.next()).token_ids == [3]
         assert follower.is_at_end
         assert await follower.next() is None
+
+
+async def test_a_follower_that_leaves_news_unread_is_told_from_one_that_waits():
+    log = OutputLog()
+    with log.follow() as slow, log.follow() as waiting:
+        reading = asyncio.ensure_future(waiting.next())
+        await asyncio.sleep(0)
+        later = time.monotonic() + 50
+        assert (slow.unread_s(later), waiting.unread_s(later)) == (0.0, 0.0)
+        log.choices[0].append(1, "a")
+        await reading
+        assert 49 < slow.unread_s(later) < 51
+        assert waiting.unread_s(later) == 0.0
+        assert log.unread_s(later) == 0.0
+    assert log.unread_s(later) == 0.0

@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 
+import httpx2
 import pytest
 
 from baton.v1 import types_pb2
@@ -61,6 +62,25 @@ async def test_a_router_says_when_it_is_ready_and_stops_on_a_signal(start, redis
         await worker.stop()
 
 
+async def test_the_ready_line_tells_where_the_http_api_listens(start, redis):
+    workers = [
+        FakeWorker("prefill-0", types_pb2.ROLE_PREFILL, Script(REPLY)),
+        FakeWorker("decode-0", types_pb2.ROLE_DECODE, Script(REPLY)),
+    ]
+    for worker in workers:
+        await worker.start(Registry(redis, lease_s=60))
+    router = await start("--port", "0", "--http-port", "0")
+    async with asyncio.timeout(20):
+        line = (await router.stdout.readline()).decode()
+    fields = dict(pair.split("=") for pair in line.split()[1:])
+    async with httpx2.AsyncClient(base_url=f"http://{fields['http']}") as http:
+        assert (await http.get("/health")).status_code == 200
+        router.send_signal(signal.SIGTERM)
+        assert await router.wait() == 0
+    for worker in workers:
+        await worker.stop()
+
+
 async def test_without_workers_a_router_listens_but_is_not_ready(start):
     router = await start("--port", "0")
     async with asyncio.timeout(20):
@@ -82,6 +102,25 @@ async def test_a_used_port_is_one_line_and_exit_code_one(start):
         _, said = await router.communicate()
     assert router.returncode == 1
     assert said.decode().splitlines()[-1].startswith(f"error: cannot listen on 127.0.0.1:{port}")
+
+
+async def test_a_used_http_port_is_one_line_and_exit_code_one(start):
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = used.getsockname()[1]
+        router = await start("--port", "0", "--http-port", str(port))
+        _, said = await router.communicate()
+    assert router.returncode == 1
+    assert said.decode().splitlines()[-1].startswith(f"error: cannot listen on 127.0.0.1:{port}")
+
+
+async def test_api_keys_that_cannot_be_read_are_one_line_and_exit_code_one(start, tmp_path):
+    router = await start("--port", "0", "--api-keys", str(tmp_path / "none"))
+    _, said = await router.communicate()
+    assert router.returncode == 1
+    assert said.decode().startswith("error: the API keys ")
+    assert said.count(b"\n") == 1
 
 
 async def test_a_missing_model_is_one_line_and_exit_code_one(start, tmp_path):

@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from core.errors import BatonError, from_detail
 from core.rpc import RpcServer, open_channel
@@ -97,14 +99,18 @@ async def worker(
 
 @dataclass
 class Result:
-    """What a router learns of one attempt."""
+    """What a router learns of one choice of an attempt."""
 
     tokens: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, types_pb2.TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: list[types_pb2.TokenLogprobs] = field(default_factory=list)
     finish_reason: types_pb2.FinishReason.ValueType = types_pb2.FINISH_REASON_UNSPECIFIED
     error: BatonError | None = None
     cached_tokens: int = 0
     transferred_blocks: int = 0
     was_preempted: bool = False
+    accepted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Decode has answered: it takes the dispatch, or `error` says why not."""
     first_token: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -121,17 +127,17 @@ class Pair:
         self.prefill = prefill
         self.decode = decode
         self._channels = [open_channel(w.address.address) for w in (prefill, decode)]
-        self.prefill_stub = worker_pb2_grpc.PrefillStub(self._channels[0])
-        self.decode_stub = worker_pb2_grpc.DecodeStub(self._channels[1])
         self.decode_imports = kv_transfer_pb2_grpc.KvImportStub(self._channels[1])
         self.workers = [worker_pb2_grpc.WorkerStub(channel) for channel in self._channels]
-        self._results: dict[tuple[str, int], Result] = {}
+        self._outgoing: dict[str, asyncio.Queue[worker_pb2.RouterMessage]] = {}
+        self._results: dict[tuple[str, int], list[Result]] = {}
+        """By request and attempt, for each choice."""
         self._readers: list[asyncio.Task[None]] = []
 
     async def attach(self) -> None:
         ready = [asyncio.Event() for _ in self.workers]
         self._readers = [
-            asyncio.ensure_future(self._read(stub, subject.address.epoch, event))
+            asyncio.ensure_future(self._read(stub, subject.address, event))
             for stub, subject, event in zip(
                 self.workers, (self.prefill, self.decode), ready, strict=True
             )
@@ -150,59 +156,102 @@ class Pair:
             await channel.close(None)
 
     async def _read(
-        self, stub: worker_pb2_grpc.WorkerAsyncStub, epoch: int, ready: asyncio.Event
+        self,
+        stub: worker_pb2_grpc.WorkerAsyncStub,
+        address: worker_pb2.WorkerAddress,
+        ready: asyncio.Event,
     ) -> None:
-        async for message in stub.Attach(worker_pb2.AttachRequest(router_id=ROUTER, epoch=epoch)):
+        outgoing = self._outgoing[address.worker_id] = asyncio.Queue()
+        attach = worker_pb2.AttachRequest(router_id=ROUTER, epoch=address.epoch)
+        outgoing.put_nowait(worker_pb2.RouterMessage(attach=attach))
+        async for message in stub.Attach(_items_of(outgoing)):
             ready.set()
             for output in message.outputs:
                 self._note(output)
 
     def _note(self, output: worker_pb2.SequenceOutput) -> None:
-        result = self._results.setdefault((output.request_id, output.attempt), Result())
+        results = self._results.setdefault((output.request_id, output.attempt), [Result()])
+        if output.accepted or output.HasField("error"):
+            for result in results:
+                result.accepted.set()
+                if output.HasField("error"):
+                    result.error = from_detail(output.error)
+                    result.ended.set()
+            return
+        result = results[output.choice]
+        # Nothing comes before a prompt's own log-probabilities, not even in their place.
+        assert not (output.prompt_logprobs and result.first_token.is_set())
+        result.prompt_logprobs += output.prompt_logprobs
         for offset, token in enumerate(output.token_ids):
             index = output.output_index + offset
             assert result.tokens.setdefault(index, token) == token
             result.first_token.set()
+            if output.logprobs:
+                result.logprobs[index] = output.logprobs[offset]
         result.cached_tokens = max(result.cached_tokens, output.cached_tokens)
         result.transferred_blocks = max(result.transferred_blocks, output.transferred_blocks)
-        if output.HasField("error"):
-            result.error = from_detail(output.error)
         result.finish_reason = output.finish_reason or result.finish_reason
         result.was_preempted |= output.preempted
-        if result.error is not None or result.finish_reason or result.was_preempted:
+        if result.finish_reason or result.was_preempted:
             result.ended.set()
 
     def dispatch(
-        self, prompt: list[int], name: str, max_tokens: int = 8, **fields: object
+        self,
+        prompt: list[int],
+        name: str,
+        max_tokens: int = 8,
+        sampling: dict[str, object] | None = None,
+        **fields: object,
     ) -> worker_pb2.Dispatch:
-        sampling = types_pb2.SamplingParams(
-            max_tokens=max_tokens, top_p=1.0, repetition_penalty=1.0, temperature=0.0
-        )
+        """`sampling` and `fields` override the defaults: greedy, the first attempt."""
+        defaults = {"max_tokens": max_tokens, "top_p": 1.0, "repetition_penalty": 1.0}
+        params = types_pb2.SamplingParams(**{**defaults, **(sampling or {})})  # type: ignore[arg-type]
         return worker_pb2.Dispatch(
             request_id=name,
             router_id=ROUTER,
             prompt_token_ids=prompt,
-            sampling=sampling,
+            sampling=params,
             **{"attempt": 1, **fields},  # type: ignore[arg-type]
         )
 
+    def assign(self, to: Worker, dispatch: worker_pb2.Dispatch, *, is_alone: bool = False) -> None:
+        """Tells one worker of its part."""
+        partner = self.prefill if to is self.decode else self.decode
+        assignment = worker_pb2.Assignment(
+            dispatch=dispatch, partner=None if is_alone else partner.address
+        )
+        message = worker_pb2.RouterMessage(assignments=[assignment])
+        self._outgoing[to.address.worker_id].put_nowait(message)
+
     async def send(self, dispatch: worker_pb2.Dispatch) -> Result:
-        """Dispatches to both workers, decode first."""
+        """Dispatches to both workers, decode first. Raises what decode refuses with."""
+        return (await self.send_choices(dispatch))[0]
+
+    async def send_choices(self, dispatch: worker_pb2.Dispatch) -> list[Result]:
+        """The same, with a result for each choice."""
+        results = await self.send_to_decode(dispatch)
+        self.assign(self.prefill, dispatch)
+        return results
+
+    async def send_to_decode(
+        self, dispatch: worker_pb2.Dispatch, *, is_alone: bool = False
+    ) -> list[Result]:
+        """Returns when decode has taken it. Raises what it refuses with."""
         key = (dispatch.request_id, dispatch.attempt)
-        result = self._results[key] = Result()
-        await self.decode_stub.Decode(
-            worker_pb2.DecodeRequest(dispatch=dispatch, prefill=self.prefill.address)
-        )
-        await self.prefill_stub.Prefill(
-            worker_pb2.PrefillRequest(dispatch=dispatch, decode=self.decode.address)
-        )
-        return result
+        results = self._results[key] = [Result() for _ in range(max(1, dispatch.n))]
+        self.assign(self.decode, dispatch, is_alone=is_alone)
+        async with asyncio.timeout(60):
+            await results[0].accepted.wait()
+        if results[0].error is not None:
+            raise results[0].error
+        return results
+
+    def result(self, name: str, attempt: int = 1) -> Result:
+        return self._results[(name, attempt)]
 
     async def send_local(self, dispatch: worker_pb2.Dispatch) -> Result:
-        """Dispatches to decode alone."""
-        result = self._results[dispatch.request_id, dispatch.attempt] = Result()
-        await self.decode_stub.Decode(worker_pb2.DecodeRequest(dispatch=dispatch))
-        return result
+        """Dispatches to decode alone. Raises what it refuses with."""
+        return (await self.send_to_decode(dispatch, is_alone=True))[0]
 
     async def ask_for_grant(self, name: str) -> None:
         """Asks decode for room as prefill would."""
@@ -217,14 +266,30 @@ class Pair:
 
     async def generate(self, prompt: list[int], name: str, **fields: object) -> Result:
         """Sends and waits for the end."""
-        result = await self.send(self.dispatch(prompt, name, **fields))  # type: ignore[arg-type]
-        async with asyncio.timeout(60):
-            await result.ended.wait()
-        return result
+        return (await self.generate_choices(prompt, name, **fields))[0]
 
-    async def abort(self, name: str, attempt: int = 1) -> None:
+    async def generate_choices(
+        self, prompt: list[int], name: str, **fields: object
+    ) -> list[Result]:
+        """Sends and waits for the end of every choice."""
+        results = await self.send_choices(self.dispatch(prompt, name, **fields))  # type: ignore[arg-type]
+        async with asyncio.timeout(60):
+            for result in results:
+                await result.ended.wait()
+        return results
+
+    def abort(self, name: str, attempt: int = 1) -> None:
+        """Tells both workers to drop an attempt."""
         request = worker_pb2.AbortRequest(request_id=name, attempt=attempt)
-        await asyncio.gather(*(stub.Abort(request) for stub in self.workers))
+        message = worker_pb2.RouterMessage(aborts=[request])
+        for outgoing in self._outgoing.values():
+            outgoing.put_nowait(message)
+
+    def abort_choice(self, name: str, choice: int, attempt: int = 1) -> None:
+        """Tells decode alone, as a router does."""
+        request = worker_pb2.AbortRequest(request_id=name, attempt=attempt, choice=choice)
+        message = worker_pb2.RouterMessage(aborts=[request])
+        self._outgoing[self.decode.address.worker_id].put_nowait(message)
 
     async def until_idle(self, timeout_s: float = 10.0) -> None:
         """Waits until both workers hold nothing for anybody; fails after `timeout_s`."""
@@ -243,11 +308,19 @@ class Pair:
             await asyncio.sleep(0.001)
 
 
+async def _items_of(
+    outgoing: asyncio.Queue[worker_pb2.RouterMessage],
+) -> AsyncIterator[worker_pb2.RouterMessage]:
+    while True:
+        yield await outgoing.get()
+
+
 def is_idle(subject: Worker) -> bool:
     load = subject.load
     blocks = load.blocks
     return not (
-        load.queue_depth
+        len(subject.host.service._requests)  # type: ignore[attr-defined]
+        or load.queue_depth
         or load.running
         or load.exports
         or load.imports
@@ -275,3 +348,24 @@ async def pair(
             await both.until_idle()
         finally:
             await both.close()
+
+
+def flip_a_byte_of(both: Pair, monkeypatch: pytest.MonkeyPatch, index: int) -> None:
+    """Damages the `index`-th block of every read, after it has landed."""
+    host = both.decode.host
+    memory = host.engine.kv_cache.data.view(host.engine.pool.num_blocks, -1)
+    real_pull = host.transport.pull
+
+    def damaged_pull(agent, copies, part):  # type: ignore[no-untyped-def]
+        pull = real_pull(agent, copies, part)
+        real_done = pull.done
+
+        async def done() -> None:
+            await real_done()
+            if index < len(copies):
+                memory[copies[index].destination, 3] += 1.0
+
+        pull.done = done  # type: ignore[method-assign]
+        return pull
+
+    monkeypatch.setattr(host.transport, "pull", damaged_pull)

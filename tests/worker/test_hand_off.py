@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -12,20 +13,8 @@ from baton.v1 import kv_transfer_pb2, types_pb2, worker_pb2
 from core.errors import FailedPrecondition, InvalidArgument, Unavailable, from_exception
 from decode_svc.service import DecodeService
 from engine.batch import StepResult
-from tests import tiny_models
-from tests.engine.harness import make_prompt, reference_tokens
-from tests.worker.pair import Pair, pair, worker
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.build(tmp_path_factory.mktemp("models") / "llama")
-
-
-@pytest.fixture(scope="module")
-def expected():  # type: ignore[no-untyped-def]
-    model = tiny_models.random_model(tiny_models.VARIANTS["llama"])
-    return lambda prompt, num_outputs=8: reference_tokens(model, prompt, num_outputs)
+from tests.engine.harness import make_prompt
+from tests.worker.pair import Pair, flip_a_byte_of, pair, worker
 
 
 @pytest.mark.parametrize("transport", ["tcp", "nixl", "ucxx"])
@@ -122,7 +111,8 @@ async def test_an_abort_at_any_time_frees_everything(
     async with pair(folder, transport) as both:
         await asyncio.gather(*(_start_long(both, f"r{i}") for i in range(4)))
         await asyncio.sleep(delay_s)
-        await asyncio.gather(*(both.abort(f"r{i}") for i in range(4)))
+        for i in range(4):
+            both.abort(f"r{i}")
         await both.until_idle()
         prompt = make_prompt(40)
         assert (await both.generate(prompt, "next")).output == expected(prompt)
@@ -132,8 +122,8 @@ async def test_an_abort_of_an_unknown_request_is_harmless_and_refuses_it_later(
     folder: Path,
 ) -> None:
     async with pair(folder) as both:
-        await both.abort("ghost")
-        await both.abort("ghost")
+        both.abort("ghost")
+        both.abort("ghost")
         with pytest.raises(Exception, match="aborted before it arrived"):
             await both.generate(make_prompt(5), "ghost")
 
@@ -273,13 +263,11 @@ async def test_a_repeated_dispatch_starts_nothing_twice(folder: Path, expected) 
     async with pair(folder) as both:
         prompt = make_prompt(40)
         dispatch = both.dispatch(prompt, "twice")
-        decode = worker_pb2.DecodeRequest(dispatch=dispatch, prefill=both.prefill.address)
-        prefill = worker_pb2.PrefillRequest(dispatch=dispatch, decode=both.decode.address)
         result = await both.send(dispatch)
-        await both.decode_stub.Decode(decode)
+        both.assign(both.decode, dispatch)
         await result.ended.wait()
-        await both.decode_stub.Decode(decode)
-        await both.prefill_stub.Prefill(prefill)
+        both.assign(both.decode, dispatch)
+        both.assign(both.prefill, dispatch)
         await both.until_idle()
         assert result.output == expected(prompt)
         assert result.error is None
@@ -308,33 +296,12 @@ async def test_a_late_question_for_room_disturbs_nobody(
         assert result.output == expected(prompt, 60)
 
 
-def _flip_a_byte_of(both: Pair, monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    """Damages the `index`-th block of every read, after it has landed."""
-    host = both.decode.host
-    memory = host.engine.kv_cache.data.view(host.engine.pool.num_blocks, -1)
-    real_pull = host.transport.pull
-
-    def damaged_pull(agent, copies, part):  # type: ignore[no-untyped-def]
-        pull = real_pull(agent, copies, part)
-        real_done = pull.done
-
-        async def done() -> None:
-            await real_done()
-            if index < len(copies):
-                memory[copies[index].destination, 3] += 1.0
-
-        pull.done = done  # type: ignore[method-assign]
-        return pull
-
-    monkeypatch.setattr(host.transport, "pull", damaged_pull)
-
-
 async def test_a_damaged_block_fails_the_attempt_and_is_forgotten_on_both_sides(
     folder: Path, expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(folder) as both:
         prompt = make_prompt(70)
-        _flip_a_byte_of(both, monkeypatch, index=2)
+        flip_a_byte_of(both, monkeypatch, index=2)
         result = await both.generate(prompt, "damaged")
         assert isinstance(result.error, Unavailable)
         assert "block 2" in result.error.message
@@ -352,7 +319,7 @@ async def test_without_verification_nobody_computes_digests(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(folder, decode={"kv_verify": "off"}) as both:
-        _flip_a_byte_of(both, monkeypatch, index=0)
+        flip_a_byte_of(both, monkeypatch, index=0)
         result = await both.generate(make_prompt(70), "unverified")
         assert result.error is None
 
@@ -361,7 +328,7 @@ async def test_sampled_verification_finds_damage_in_the_blocks_that_it_samples(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(folder, decode={"kv_verify": "sampled"}) as both:
-        _flip_a_byte_of(both, monkeypatch, index=3)
+        flip_a_byte_of(both, monkeypatch, index=3)
         # One block in eight is sampled, at an offset that each request draws.
         results = [await both.generate(make_prompt(70, seed), f"r{seed}") for seed in range(60)]
         num_found = sum(result.error is not None for result in results)
@@ -431,7 +398,7 @@ async def test_an_abort_between_two_groups_of_layers_frees_everything(
             name = f"aborted-{delay_s}"
             await both.send(both.dispatch(make_prompt(400, int(1e4 * delay_s)), name))
             await asyncio.sleep(delay_s)
-            await both.abort(name)
+            both.abort(name)
             await both.until_idle()
         prompt = make_prompt(40)
         assert (await both.generate(prompt, "next")).output == expected(prompt)
@@ -484,9 +451,17 @@ async def test_a_worker_whose_quarantine_settles_in_time_goes_on(
         assert (await both.generate(prompt, "next")).output == expected(prompt)
 
 
+async def one_message(
+    message: worker_pb2.RouterMessage,
+) -> AsyncIterator[worker_pb2.RouterMessage]:
+    yield message
+
+
 async def test_a_router_that_means_a_former_life_cannot_attach(folder: Path) -> None:
     async with pair(folder) as both:
         request = worker_pb2.AttachRequest(router_id="late", epoch=both.decode.address.epoch - 1)
+        call = both.workers[1].Attach(one_message(worker_pb2.RouterMessage(attach=request)))
         with pytest.raises(Exception, match="is in life") as caught:
-            await both.workers[1].Attach(request).read()
+            async for _ in call:
+                pass
         assert isinstance(from_exception(caught.value), Unavailable)

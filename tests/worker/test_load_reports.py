@@ -36,9 +36,10 @@ async def test_prefill_reports_what_it_has_to_compute_and_not_what_it_holds(fold
         await fill_decode(both)
         await both.send(both.dispatch([*make_prompt(100)[:96], *make_prompt(40)], "partly"))
         await both.send(both.dispatch(make_prompt(150), "new"))
-        load = both.prefill.load
-        assert (load.requests, load.queued_tokens) == (2, 40 + 150)
-        await asyncio.gather(*(both.abort(name) for name in ("long", "partly", "new")))
+        await until(lambda: both.prefill.load.requests == 2)
+        assert both.prefill.load.queued_tokens == 40 + 150
+        for name in ("long", "partly", "new"):
+            both.abort(name)
 
 
 async def test_decode_reports_requests_whose_kv_is_still_to_come(folder: Path) -> None:
@@ -47,7 +48,8 @@ async def test_decode_reports_requests_whose_kv_is_still_to_come(folder: Path) -
         await both.send(both.dispatch(make_prompt(150), "waits"))
         load = both.decode.load
         assert (load.requests, load.pending_blocks) == (2, 10)
-        await asyncio.gather(*(both.abort(name) for name in ("long", "waits")))
+        for name in ("long", "waits"):
+            both.abort(name)
 
 
 async def test_both_report_what_a_prompt_token_takes(folder: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from baton.v1 import worker_pb2
 from core.errors import InvalidArgument, Unavailable, from_exception
 from tests import tiny_models
 from tests.engine.harness import make_prompt, reference_tokens
@@ -125,8 +124,8 @@ async def test_an_abort_frees_everything(folder: Path, moment: str) -> None:
         await both.send_local(both.dispatch(make_prompt(150, seed=1), "waiting"))
         assert both.decode.load.pending_blocks == 10
         assert both.decode.load.requests == 2
-        await both.abort(moment)
-        await both.abort("running" if moment == "waiting" else "waiting")
+        both.abort(moment)
+        both.abort("running" if moment == "waiting" else "waiting")
 
 
 async def test_a_deadline_and_a_router_that_leaves_free_everything(folder: Path) -> None:
@@ -146,16 +145,12 @@ async def test_prefill_is_refused_a_request_that_is_computed_on_decode(folder: P
         with pytest.raises(grpc.RpcError) as caught:
             await both.ask_for_grant("local")
         assert isinstance(from_exception(caught.value), Unavailable)
-        await both.abort("local")
+        both.abort("local")
 
 
 async def test_several_choices_and_prompt_logprobs_need_a_prefill_worker(folder: Path) -> None:
     async with pair(folder) as both:
         for field, fields in (("n", {"n": 2}), ("prompt_logprobs", {"prompt_logprobs": 0})):
-            request = worker_pb2.DecodeRequest(
-                dispatch=both.dispatch(make_prompt(10), field, **fields)
-            )
-            with pytest.raises(grpc.RpcError) as caught:
-                await both.decode_stub.Decode(request)
-            error = from_exception(caught.value)
-            assert isinstance(error, InvalidArgument) and error.field == field
+            with pytest.raises(InvalidArgument) as caught:
+                await both.send_local(both.dispatch(make_prompt(10), field, **fields))
+            assert caught.value.field == field

@@ -51,3 +51,18 @@ async def test_a_router_that_does_not_read_is_given_up(monkeypatch):
     with pytest.raises(Unavailable):
         h.hub.require("r")
     assert [len(message.outputs) async for message in messages] == [0]
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_an_output_with_a_prompts_log_probabilities_ends_its_message(is_closed):
+    h = Hub()
+    messages = h.hub.attach("r")
+    await anext(messages)
+    for index in range(4):
+        scores = [types_pb2.TokenLogprobs()] if index in (1, 2) else []
+        h.hub.publish("r", worker_pb2.SequenceOutput(output_index=index, prompt_logprobs=scores))
+    if is_closed:
+        h.hub.close()
+    received = [[output.output_index for output in (await anext(messages)).outputs] for _ in "123"]
+    assert received == [[0, 1], [2], [3]]
+    await messages.aclose()

@@ -179,8 +179,8 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
-        """In the first message, when asked for: one entry for each prompt token but the
-        first, before which there is nothing to predict it from.
+        """In the first messages, when asked for: one entry for each prompt token but the
+        first, before which there is nothing to predict it from. They have no output.
         """
 
     @_builtins.property

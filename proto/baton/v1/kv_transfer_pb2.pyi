@@ -374,8 +374,11 @@ class RevokeRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    PREFILL_EPOCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
+    prefill_epoch: _builtins.int
+    """the life of P that asked for room"""
     @_builtins.property
     def error(self) -> _types_pb2.ErrorDetail:
         """why; unset when the first token ended the request"""
@@ -386,10 +389,11 @@ class RevokeRequest(_message.Message):
         request_id: _builtins.str = ...,
         attempt: _builtins.int = ...,
         error: _types_pb2.ErrorDetail | None = ...,
+        prefill_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "error", b"error", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "error", b"error", "prefill_epoch", b"prefill_epoch", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

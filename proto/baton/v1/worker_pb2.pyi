@@ -20,6 +20,38 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class RouterMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTACH_FIELD_NUMBER: _builtins.int
+    ASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    ABORTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def attach(self) -> Global___AttachRequest:
+        """in the first message, and only there"""
+
+    @_builtins.property
+    def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignment]: ...
+    @_builtins.property
+    def aborts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbortRequest]:
+        """after the assignments of this message"""
+
+    def __init__(
+        self,
+        *,
+        attach: Global___AttachRequest | None = ...,
+        assignments: _abc.Iterable[Global___Assignment] | None = ...,
+        aborts: _abc.Iterable[Global___AbortRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts", b"aborts", "assignments", b"assignments", "attach", b"attach"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterMessage: _TypeAlias = RouterMessage  # noqa: Y015
+
+@_typing.final
 class AttachRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -41,6 +73,38 @@ class AttachRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
+
+@_typing.final
+class Assignment(_message.Message):
+    """One worker's part in a dispatch, by its role. What becomes of it, a refusal too,
+    comes as SequenceOutputs.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DISPATCH_FIELD_NUMBER: _builtins.int
+    PARTNER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def dispatch(self) -> Global___Dispatch: ...
+    @_builtins.property
+    def partner(self) -> Global___WorkerAddress:
+        """The other worker of the pair: prefill hands off to it, decode reads from it. Unset:
+        decode computes the prompt itself; then `n` is 1, and there are no `prompt_logprobs`.
+        """
+
+    def __init__(
+        self,
+        *,
+        dispatch: Global___Dispatch | None = ...,
+        partner: Global___WorkerAddress | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dispatch", b"dispatch", "partner", b"partner"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dispatch", b"dispatch", "partner", b"partner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
 
 @_typing.final
 class WorkerMessage(_message.Message):
@@ -87,6 +151,7 @@ class SequenceOutput(_message.Message):
     PREEMPTED_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     output_index: _builtins.int
@@ -102,6 +167,10 @@ class SequenceOutput(_message.Message):
     """
     choice: _builtins.int
     """Which of the dispatch's n sequences, from 0. `error` is about all of them."""
+    accepted: _builtins.bool
+    """The assignment is taken: load reports count it from now on, and prefill may ask
+    decode about it. Nothing else is said in this output.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -112,8 +181,8 @@ class SequenceOutput(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]:
-        """Prefill, with the first token of choice 0, when asked for: one entry for each
-        prompt token but the first.
+        """Prefill, when asked for, in outputs without tokens before any first token: one
+        entry for each prompt token but the first, in order.
         """
 
     def __init__(
@@ -131,10 +200,11 @@ class SequenceOutput(_message.Message):
         preempted: _builtins.bool = ...,
         choice: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
+        accepted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "choice", b"choice", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "preempted", b"preempted", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "token_ids", b"token_ids", "transferred_blocks", b"transferred_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "attempt", b"attempt", "cached_tokens", b"cached_tokens", "choice", b"choice", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "preempted", b"preempted", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "token_ids", b"token_ids", "transferred_blocks", b"transferred_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -212,56 +282,6 @@ class Dispatch(_message.Message):
 Global___Dispatch: _TypeAlias = Dispatch  # noqa: Y015
 
 @_typing.final
-class PrefillRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DISPATCH_FIELD_NUMBER: _builtins.int
-    DECODE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def dispatch(self) -> Global___Dispatch: ...
-    @_builtins.property
-    def decode(self) -> Global___WorkerAddress: ...
-    def __init__(
-        self,
-        *,
-        dispatch: Global___Dispatch | None = ...,
-        decode: Global___WorkerAddress | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "dispatch", b"dispatch"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "dispatch", b"dispatch"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
-
-@_typing.final
-class DecodeRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DISPATCH_FIELD_NUMBER: _builtins.int
-    PREFILL_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def dispatch(self) -> Global___Dispatch: ...
-    @_builtins.property
-    def prefill(self) -> Global___WorkerAddress:
-        """Whose KV comes; unset: decode computes the prompt itself. Then `n` is 1."""
-
-    def __init__(
-        self,
-        *,
-        dispatch: Global___Dispatch | None = ...,
-        prefill: Global___WorkerAddress | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["dispatch", b"dispatch", "prefill", b"prefill"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dispatch", b"dispatch", "prefill", b"prefill"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DecodeRequest: _TypeAlias = DecodeRequest  # noqa: Y015
-
-@_typing.final
 class WorkerAddress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -285,21 +305,6 @@ class WorkerAddress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerAddress: _TypeAlias = WorkerAddress  # noqa: Y015
-
-@_typing.final
-class DispatchReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DispatchReply: _TypeAlias = DispatchReply  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):
@@ -328,25 +333,6 @@ class AbortRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__choice) -> _WhichOneofReturnType__choice | None: ...
 
 Global___AbortRequest: _TypeAlias = AbortRequest  # noqa: Y015
-
-@_typing.final
-class AbortReply(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WAS_KNOWN_FIELD_NUMBER: _builtins.int
-    was_known: _builtins.bool
-    def __init__(
-        self,
-        *,
-        was_known: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["was_known", b"was_known"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AbortReply: _TypeAlias = AbortReply  # noqa: Y015
 
 @_typing.final
 class WorkerStatusRequest(_message.Message):

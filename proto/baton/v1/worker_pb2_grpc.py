@@ -35,15 +35,10 @@ class WorkerStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Attach = channel.unary_stream(
+        self.Attach = channel.stream_stream(
                 '/baton.v1.Worker/Attach',
-                request_serializer=baton_dot_v1_dot_worker__pb2.AttachRequest.SerializeToString,
+                request_serializer=baton_dot_v1_dot_worker__pb2.RouterMessage.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_worker__pb2.WorkerMessage.FromString,
-                _registered_method=True)
-        self.Abort = channel.unary_unary(
-                '/baton.v1.Worker/Abort',
-                request_serializer=baton_dot_v1_dot_worker__pb2.AbortRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_worker__pb2.AbortReply.FromString,
                 _registered_method=True)
         self.GetWorkerStatus = channel.unary_unary(
                 '/baton.v1.Worker/GetWorkerStatus',
@@ -56,18 +51,12 @@ class WorkerServicer:
     """Hosted by every worker.
     """
 
-    def Attach(self, request, context):
-        """The life line between one router and one worker: everything that the worker
-        produces for this router, one message per engine step, and a load report at
-        least every second. When the stream ends, what this router dispatched is
-        aborted.
+    def Attach(self, request_iterator, context):
+        """The life line between one router and one worker. The router says who it is and
+        then, in order, what it wants done; the worker sends everything that it produces
+        for this router, one message per engine step, and a load report at least every
+        second. When the stream ends, what this router dispatched is aborted.
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Abort(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -81,15 +70,10 @@ class WorkerServicer:
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Attach': grpc.unary_stream_rpc_method_handler(
+            'Attach': grpc.stream_stream_rpc_method_handler(
                     servicer.Attach,
-                    request_deserializer=baton_dot_v1_dot_worker__pb2.AttachRequest.FromString,
+                    request_deserializer=baton_dot_v1_dot_worker__pb2.RouterMessage.FromString,
                     response_serializer=baton_dot_v1_dot_worker__pb2.WorkerMessage.SerializeToString,
-            ),
-            'Abort': grpc.unary_unary_rpc_method_handler(
-                    servicer.Abort,
-                    request_deserializer=baton_dot_v1_dot_worker__pb2.AbortRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_worker__pb2.AbortReply.SerializeToString,
             ),
             'GetWorkerStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetWorkerStatus,
@@ -109,7 +93,7 @@ class Worker:
     """
 
     @staticmethod
-    def Attach(request,
+    def Attach(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -119,39 +103,12 @@ class Worker:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/baton.v1.Worker/Attach',
-            baton_dot_v1_dot_worker__pb2.AttachRequest.SerializeToString,
+            baton_dot_v1_dot_worker__pb2.RouterMessage.SerializeToString,
             baton_dot_v1_dot_worker__pb2.WorkerMessage.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Abort(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.v1.Worker/Abort',
-            baton_dot_v1_dot_worker__pb2.AbortRequest.SerializeToString,
-            baton_dot_v1_dot_worker__pb2.AbortReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -179,159 +136,6 @@ class Worker:
             '/baton.v1.Worker/GetWorkerStatus',
             baton_dot_v1_dot_worker__pb2.WorkerStatusRequest.SerializeToString,
             baton_dot_v1_dot_worker__pb2.WorkerStatus.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-
-class PrefillStub:
-    """Hosted by prefill workers. The call answers when the request is queued; the first
-    token arrives on the router's Attach stream.
-    """
-
-    def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
-        self.Prefill = channel.unary_unary(
-                '/baton.v1.Prefill/Prefill',
-                request_serializer=baton_dot_v1_dot_worker__pb2.PrefillRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_worker__pb2.DispatchReply.FromString,
-                _registered_method=True)
-
-
-class PrefillServicer:
-    """Hosted by prefill workers. The call answers when the request is queued; the first
-    token arrives on the router's Attach stream.
-    """
-
-    def Prefill(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-
-def add_PrefillServicer_to_server(servicer, server):
-    rpc_method_handlers = {
-            'Prefill': grpc.unary_unary_rpc_method_handler(
-                    servicer.Prefill,
-                    request_deserializer=baton_dot_v1_dot_worker__pb2.PrefillRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_worker__pb2.DispatchReply.SerializeToString,
-            ),
-    }
-    generic_handler = grpc.method_handlers_generic_handler(
-            'baton.v1.Prefill', rpc_method_handlers)
-    server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('baton.v1.Prefill', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class Prefill:
-    """Hosted by prefill workers. The call answers when the request is queued; the first
-    token arrives on the router's Attach stream.
-    """
-
-    @staticmethod
-    def Prefill(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.v1.Prefill/Prefill',
-            baton_dot_v1_dot_worker__pb2.PrefillRequest.SerializeToString,
-            baton_dot_v1_dot_worker__pb2.DispatchReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-
-class DecodeStub:
-    """Hosted by decode workers; tokens arrive on the router's Attach stream.
-    """
-
-    def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
-        self.Decode = channel.unary_unary(
-                '/baton.v1.Decode/Decode',
-                request_serializer=baton_dot_v1_dot_worker__pb2.DecodeRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_worker__pb2.DispatchReply.FromString,
-                _registered_method=True)
-
-
-class DecodeServicer:
-    """Hosted by decode workers; tokens arrive on the router's Attach stream.
-    """
-
-    def Decode(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-
-def add_DecodeServicer_to_server(servicer, server):
-    rpc_method_handlers = {
-            'Decode': grpc.unary_unary_rpc_method_handler(
-                    servicer.Decode,
-                    request_deserializer=baton_dot_v1_dot_worker__pb2.DecodeRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_worker__pb2.DispatchReply.SerializeToString,
-            ),
-    }
-    generic_handler = grpc.method_handlers_generic_handler(
-            'baton.v1.Decode', rpc_method_handlers)
-    server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('baton.v1.Decode', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class Decode:
-    """Hosted by decode workers; tokens arrive on the router's Attach stream.
-    """
-
-    @staticmethod
-    def Decode(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.v1.Decode/Decode',
-            baton_dot_v1_dot_worker__pb2.DecodeRequest.SerializeToString,
-            baton_dot_v1_dot_worker__pb2.DispatchReply.FromString,
             options,
             channel_credentials,
             insecure,

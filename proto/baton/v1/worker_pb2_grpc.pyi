@@ -33,13 +33,12 @@ class WorkerStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerAsyncStub: ...
-    Attach: _grpc.UnaryStreamMultiCallable[_worker_pb2.AttachRequest, _worker_pb2.WorkerMessage]
-    """The life line between one router and one worker: everything that the worker
-    produces for this router, one message per engine step, and a load report at
-    least every second. When the stream ends, what this router dispatched is
-    aborted.
+    Attach: _grpc.StreamStreamMultiCallable[_worker_pb2.RouterMessage, _worker_pb2.WorkerMessage]
+    """The life line between one router and one worker. The router says who it is and
+    then, in order, what it wants done; the worker sends everything that it produces
+    for this router, one message per engine step, and a load report at least every
+    second. When the stream ends, what this router dispatched is aborted.
     """
-    Abort: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AbortRequest, _worker_pb2.AbortReply]
     GetWorkerStatus: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WorkerStatusRequest, _worker_pb2.WorkerStatus]
 
 @_typing.type_check_only
@@ -47,13 +46,12 @@ class WorkerAsyncStub(WorkerStub):
     """Hosted by every worker."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Attach: _aio.UnaryStreamMultiCallable[_worker_pb2.AttachRequest, _worker_pb2.WorkerMessage]  # type: ignore[assignment]
-    """The life line between one router and one worker: everything that the worker
-    produces for this router, one message per engine step, and a load report at
-    least every second. When the stream ends, what this router dispatched is
-    aborted.
+    Attach: _aio.StreamStreamMultiCallable[_worker_pb2.RouterMessage, _worker_pb2.WorkerMessage]  # type: ignore[assignment]
+    """The life line between one router and one worker. The router says who it is and
+    then, in order, what it wants done; the worker sends everything that it produces
+    for this router, one message per engine step, and a load report at least every
+    second. When the stream ends, what this router dispatched is aborted.
     """
-    Abort: _aio.UnaryUnaryMultiCallable[_worker_pb2.AbortRequest, _worker_pb2.AbortReply]  # type: ignore[assignment]
     GetWorkerStatus: _aio.UnaryUnaryMultiCallable[_worker_pb2.WorkerStatusRequest, _worker_pb2.WorkerStatus]  # type: ignore[assignment]
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -62,21 +60,14 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Attach(
         self,
-        request: _worker_pb2.AttachRequest,
+        request_iterator: _MaybeAsyncIterator[_worker_pb2.RouterMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WorkerMessage], _abc.AsyncIterator[_worker_pb2.WorkerMessage]]:
-        """The life line between one router and one worker: everything that the worker
-        produces for this router, one message per engine step, and a load report at
-        least every second. When the stream ends, what this router dispatched is
-        aborted.
+        """The life line between one router and one worker. The router says who it is and
+        then, in order, what it wants done; the worker sends everything that it produces
+        for this router, one message per engine step, and a load report at least every
+        second. When the stream ends, what this router dispatched is aborted.
         """
-
-    @_abc_1.abstractmethod
-    def Abort(
-        self,
-        request: _worker_pb2.AbortRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.AbortReply, _abc.Awaitable[_worker_pb2.AbortReply]]: ...
 
     @_abc_1.abstractmethod
     def GetWorkerStatus(
@@ -86,65 +77,3 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_worker_pb2.WorkerStatus, _abc.Awaitable[_worker_pb2.WorkerStatus]]: ...
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
-
-class PrefillStub:
-    """Hosted by prefill workers. The call answers when the request is queued; the first
-    token arrives on the router's Attach stream.
-    """
-
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> PrefillAsyncStub: ...
-    Prefill: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PrefillRequest, _worker_pb2.DispatchReply]
-
-@_typing.type_check_only
-class PrefillAsyncStub(PrefillStub):
-    """Hosted by prefill workers. The call answers when the request is queued; the first
-    token arrives on the router's Attach stream.
-    """
-
-    def __init__(self, channel: _aio.Channel) -> None: ...
-    Prefill: _aio.UnaryUnaryMultiCallable[_worker_pb2.PrefillRequest, _worker_pb2.DispatchReply]  # type: ignore[assignment]
-
-class PrefillServicer(metaclass=_abc_1.ABCMeta):
-    """Hosted by prefill workers. The call answers when the request is queued; the first
-    token arrives on the router's Attach stream.
-    """
-
-    @_abc_1.abstractmethod
-    def Prefill(
-        self,
-        request: _worker_pb2.PrefillRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.DispatchReply, _abc.Awaitable[_worker_pb2.DispatchReply]]: ...
-
-def add_PrefillServicer_to_server(servicer: PrefillServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
-
-class DecodeStub:
-    """Hosted by decode workers; tokens arrive on the router's Attach stream."""
-
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> DecodeAsyncStub: ...
-    Decode: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DecodeRequest, _worker_pb2.DispatchReply]
-
-@_typing.type_check_only
-class DecodeAsyncStub(DecodeStub):
-    """Hosted by decode workers; tokens arrive on the router's Attach stream."""
-
-    def __init__(self, channel: _aio.Channel) -> None: ...
-    Decode: _aio.UnaryUnaryMultiCallable[_worker_pb2.DecodeRequest, _worker_pb2.DispatchReply]  # type: ignore[assignment]
-
-class DecodeServicer(metaclass=_abc_1.ABCMeta):
-    """Hosted by decode workers; tokens arrive on the router's Attach stream."""
-
-    @_abc_1.abstractmethod
-    def Decode(
-        self,
-        request: _worker_pb2.DecodeRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.DispatchReply, _abc.Awaitable[_worker_pb2.DispatchReply]]: ...
-
-def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from core.errors import Unavailable
+from core.errors import Unreachable
 from tests.kvtransfer.hand_off.decode import DecodeLife, Read
 from tests.kvtransfer.hand_off.prefill import PrefillLife
 from tests.kvtransfer.hand_off.world import (
@@ -13,6 +13,7 @@ from tests.kvtransfer.hand_off.world import (
     NUM_BLOCKS,
     NUM_LAYERS,
     Address,
+    Call,
     Dispatch,
     Message,
     Prompt,
@@ -102,7 +103,16 @@ class Cluster:
 
     def break_call(self, index: int) -> None:
         """The asker hears of an error, whatever has become of the question."""
-        self.world.calls[index].end(Unavailable("the connection broke"))
+        self.world.calls[index].end(Unreachable("the connection broke"))
+
+    def cut_off(self, name: str) -> None:
+        """One worker gets no more answers, however often it asks."""
+        calls = self.world.calls
+        while (call := next((c for c in calls if self._is_open(c, name)), None)) is not None:
+            call.end(Unreachable("the network is away"))
+
+    def _is_open(self, call: Call, name: str) -> bool:
+        return call.asker is self.world.lives[name] and not call.is_over
 
     # Workers
 

@@ -78,6 +78,7 @@ class DecodeLife(Life):
         self.reads: list[Read] = []
         """All that have not settled."""
         self.quarantined: dict[Key, list[int]] = {}
+        self.committed_news: dict[Key, dict[int, Announcement]] = {}
 
     @property
     def committed(self) -> list[Decoding]:
@@ -154,8 +155,10 @@ class DecodeLife(Life):
             self._answer(request, len(held))
 
     def announce(self, key: Key, news: Announcement) -> None:
-        request = self._require(key)
-        is_repeated = request.is_granted and request.announced.get(news.sequence) == news
+        request = self.requests.get(key)
+        is_open = request is not None and request.is_granted
+        announced = request.announced if is_open else self.committed_news.get(key, {})
+        is_repeated = announced.get(news.sequence) == news
         try:
             copies = self.imports.announce(key, news)
         except BatonError:
@@ -165,7 +168,7 @@ class DecodeLife(Life):
         if copies is None:
             self.world.seen["repeated announcement"] += 1
             return
-        assert request.is_granted, "an announcement for an import that is over"
+        assert request is not None and is_open, "an announcement for an import that is over"
         request.announced[news.sequence] = news
         request.heard_at = self.world.now
         self.world.seen["announced in parts"] += news.part is not None
@@ -175,9 +178,11 @@ class DecodeLife(Life):
         if not request.is_cancelled:
             self.go_on(request)
 
-    def revoke(self, key: Key) -> None:
-        if key in self.requests:
-            self.requests[key].is_released = True
+    def revoke(self, key: Key, prefill_epoch: int) -> None:
+        request = self.requests.get(key)
+        if request is not None and request.dispatch.prefill.epoch == prefill_epoch:
+            assert request.block_table is None, "prefill ends what decode has made its own"
+            request.is_released = True
             self.cancel(key)
 
     # Reading
@@ -196,7 +201,7 @@ class DecodeLife(Life):
         if request.has_last_news and not own and not request.news and request.asked_at is None:
             request.asked_at = self.world.next_moment()
             self.imports.begin_release(key)
-            self.ask(
+            self.tell(
                 request.dispatch.prefill.name,
                 "release",
                 key,
@@ -264,14 +269,14 @@ class DecodeLife(Life):
             self.fail(key)
             return
         request.is_released = True
-        block_table = self.imports.commit(key, answer)
-        assert (block_table is not None) == answer
+        blocks = self.imports.commit(key, answer)
+        assert (blocks is not None) == answer
         request.is_granted = False
-        if block_table is None:
+        if blocks is None:
             self.fail(key)
             return
         self._check_lease(request)
-        self._commit(request, block_table)
+        self._commit(request, blocks.block_table)
 
     def _check_lease(self, request: Decoding) -> None:
         """The lease must have ended unbroken, and only after everything was read."""
@@ -285,6 +290,7 @@ class DecodeLife(Life):
         prompt = request.dispatch.prompt
         assert block_table == request.held + request.fresh
         request.block_table = block_table
+        self.committed_news[request.dispatch.key] = request.announced
         request.expected = [prompt.content(index) for index in range(len(prompt.words))]
         self._check_content(request)
         self.cache(prompt, block_table, len(prompt.words))

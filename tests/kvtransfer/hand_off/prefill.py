@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from core.errors import BatonError
+from core.errors import BatonError, Unreachable
 from engine.batch import SampledToken
 from kvtransfer.exports import ExportTable, LeaseConfig
 from kvtransfer.imports import Announcement
@@ -21,7 +21,9 @@ from tests.kvtransfer.hand_off.world import (
     Life,
     World,
 )
+from worker.first_tokens import FirstToken
 
+FIRST_TOKENS = (FirstToken(0, SampledToken(0), None),)
 LEASE = LeaseConfig(lease_s=4.0, max_lease_s=7.0, pin_s=25.0)
 
 
@@ -42,6 +44,8 @@ class Prefilling:
     """The first layer of the next block is computed."""
     num_unanswered: int = 0
     """Announcements on their way."""
+    is_released: bool = False
+    """Decode has read everything under the lease."""
     is_cancelled: bool = False
     """Its task ends as soon as it runs; the engine goes on until then."""
 
@@ -142,15 +146,15 @@ class PrefillLife(Life):
         content = prompt.content(request.num_computed)
         self.write(request.blocks[request.num_computed], content, range(done, num_layers))
         request.has_half_a_block = num_layers < NUM_LAYERS
-        end, token = request.num_computed + 1, None
+        end, firsts = request.num_computed + 1, ()
         if not request.has_half_a_block:
             request.num_computed = end
             self.cache(prompt, request.blocks, end)
             if end == len(prompt.words):
-                token = SampledToken(0)
+                firsts = FIRST_TOKENS
                 request.is_sequence_alive = False
                 self.pool.release(reversed(request.blocks))
-        request.progress.append(Progress(end, num_layers, token))
+        request.progress.append(Progress(end, num_layers, firsts))
         if not request.is_cancelled:
             self._announce(request)
 
@@ -175,10 +179,10 @@ class PrefillLife(Life):
         dispatch = request.dispatch
         while request.progress and request.num_unanswered < self.max_unanswered:
             progress = request.progress.popleft()
-            is_last = progress.token is not None
+            is_last = bool(progress.first_tokens)
             if is_last and dispatch.prompt.ends_at_first_token:
                 self._revoke(dispatch.key)
-                self.world.send(dispatch.decode.name, "revoke", dispatch.key)
+                self.world.send(dispatch.decode.name, "revoke", dispatch.key, self.address.epoch)
                 self._end(dispatch.key, "finished")
                 return
             assert request.pieces is not None
@@ -194,7 +198,7 @@ class PrefillLife(Life):
 
     def _send(self, request: Prefilling, news: Announcement) -> None:
         request.num_unanswered += 1
-        self.ask(
+        self.tell(
             request.dispatch.decode.name,
             "announce",
             request.dispatch.key,
@@ -216,7 +220,8 @@ class PrefillLife(Life):
         if not self._is_running(request):
             return
         request.num_unanswered -= 1
-        if isinstance(answer, BatonError):
+        is_heard = request.is_released and isinstance(answer, Unreachable)
+        if isinstance(answer, BatonError) and not is_heard:
             self.fail(request.dispatch.key)
         elif news.is_last:
             self._end(request.dispatch.key, "finished")
@@ -230,7 +235,8 @@ class PrefillLife(Life):
     def fail(self, key: Key) -> None:
         request = self.requests[key]
         self._revoke(key)
-        self.world.send(request.dispatch.decode.name, "revoke", key)
+        if not request.is_released:
+            self.world.send(request.dispatch.decode.name, "revoke", key, self.address.epoch)
         self._end(key, "failed")
 
     def _end(self, key: Key, outcome: str) -> None:
@@ -269,8 +275,10 @@ class PrefillLife(Life):
         else:
             self.world.seen["stale release"] += 1
         self._ended(key, answer)
-        if not answer:
-            self.cancel(key)
+        request = self.requests.get(key)
+        if request is not None and not request.is_released:
+            request.is_released = answer
+            request.is_cancelled |= not answer
         return answer
 
     def renew(self, key: Key) -> bool:

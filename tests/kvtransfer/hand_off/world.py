@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from core.errors import BatonError, Unavailable
+from core.errors import BatonError, Unreachable
 from engine.block_pool import BlockPool
 
 NUM_BLOCKS = 8
 NUM_LAYERS = BLOCK_BYTES = 2
 LAYERS = range(NUM_LAYERS)
 CONTROL_TIMEOUT_S = 10.0
+NUM_TRIES = 3
 MAX_MESSAGE_AGE_S = 20.0
 """Longer than any answer is awaited, shorter than ends are remembered."""
 DEADLINE_S = 90.0
@@ -129,6 +130,25 @@ class Life(ABC):
         call = Call(self, on_answer, self.world.now + timeout_s)
         self.world.calls.append(call)
         self.world.send(to, method, *arguments, call=call)
+
+    def tell(
+        self,
+        to: str,
+        method: str,
+        *arguments: Any,
+        on_answer: Callable[[Answer], None],
+        num_tries: int = NUM_TRIES,
+    ) -> None:
+        """`ask`, and again when the question or its answer may have been lost."""
+
+        def answered(answer: Answer) -> None:
+            if isinstance(answer, Unreachable) and num_tries > 1:
+                self.world.seen["told again"] += 1
+                self.tell(to, method, *arguments, on_answer=on_answer, num_tries=num_tries - 1)
+            else:
+                on_answer(answer)
+
+        self.ask(to, method, *arguments, on_answer=answered)
 
     def write(self, block: int, content: Content, layers: range = LAYERS) -> None:
         for layer in layers:
@@ -279,7 +299,7 @@ class World:
         self.delivered = [message for message in self.delivered if message.sent_at >= oldest]
         late = [call for call in self.calls if call.expires_at < self.now]
         for call in late:
-            call.end(Unavailable("no answer came in time"))
+            call.end(Unreachable("no answer came in time"))
         self.calls = [call for call in self.calls if not call.is_over and call.asker.is_alive]
 
 

@@ -1,0 +1,147 @@
+"""Brings what prefill announces into place: pull, verify, release, with the lease kept alive."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from baton.v1 import kv_transfer_pb2
+from core.errors import BatonError, TransferError
+from core.logs import event
+from core.rpc import pod_errors
+from decode_svc.request import News, Request
+from kvtransfer.base import BlockPart, Pull
+from kvtransfer.imports import Import, ImportKey, ImportTable
+from kvtransfer.peers import CONTROL_TIMEOUT_S
+from worker.host import WorkerHost
+from worker.requests import RequestTable
+
+logger = logging.getLogger(__name__)
+
+LEASE_OVER = "the lease of the exported blocks was over before the read"
+
+
+class Reader:
+    """Reads for requests; the import table owns the blocks that it reads into."""
+
+    def __init__(
+        self,
+        host: WorkerHost,
+        imports: ImportTable,
+        requests: RequestTable[Request],
+        on_room: Callable[[], None],
+    ) -> None:
+        self._host = host
+        self._imports = imports
+        self._requests = requests
+        self._on_room = on_room
+
+    async def receive(self, request: Request) -> tuple[Import, kv_transfer_pb2.AnnounceRequest]:
+        """Reads what prefill announces until all of it is here and right.
+
+        Returns the import, whose blocks are the caller's from now on, and the last
+        announcement. Raises TransferError when the lease did not hold or a digest differs.
+        """
+        async with self._renewing(request):
+            while True:
+                news = await request.news.get()
+                if news.copies:
+                    await self._pull(request, news)
+                    await self._verify(request, news)
+                if news.message.is_last:
+                    break
+            self._imports.begin_release(request.key)
+            lease_held = await self._release(request)
+        blocks = self._imports.commit(request.key, lease_held)
+        if blocks is None:
+            raise TransferError(LEASE_OVER)
+        return blocks, news.message
+
+    async def give_up_export(self, request: Request) -> None:
+        """Tells prefill that nothing will be read any more, whatever was."""
+        try:
+            await self._release(request)
+        except BatonError as failure:
+            # Prefill's lease frees the blocks in its own time.
+            event(logger, logging.DEBUG, "release_failed", error=failure)
+
+    async def _pull(self, request: Request, news: News) -> None:
+        began_at = self._host.clock()
+        pull = self._host.transport.pull(request.peer.agent, news.copies, news.part)
+        self._imports.begin_read(request.key)
+        try:
+            await pull.done()
+        except BaseException:
+            pull.abort()
+            self._imports.abort(request.key)
+            self._host.tasks.start(self._settle(request.key, pull))
+            raise
+        self._imports.end_read(request.key, len(news.copies))
+        block_bytes = self._host.engine.kv_cache.block_bytes
+        part = news.part or BlockPart(0, block_bytes)
+        elapsed_s = self._host.clock() - began_at
+        request.peer.link.observe(len(news.copies) * part.num_bytes, elapsed_s)
+        if part.offset + part.num_bytes == block_bytes:
+            request.num_pulled += len(news.copies)
+
+    async def _verify(self, request: Request, news: News) -> None:
+        """Compares the blocks that have just been read with what prefill says they are."""
+        message = news.message
+        first, end = message.first_block, message.first_block + len(message.block_ids)
+        indices = request.digest_plan.indices(first, end)
+        blocks = [news.copies[index - first].destination for index in indices]
+        actual = await self._host.digests.of(blocks, news.part)
+        if actual == list(message.digests):
+            return
+        wrong = [i for i, a, b in zip(indices, actual, message.digests, strict=False) if a != b]
+        request.first_damaged = damaged = wrong[0] if wrong else first
+        # No fault when prefill has taken the blocks back, as after a cancel: it knows.
+        event(logger, logging.WARNING, "block_differs", request_id=request.key[0], index=damaged)
+        # Before the next attempt can begin on what prefill has cached.
+        await self.give_up_export(request)
+        raise TransferError(f"block {damaged} of the prompt's KV did not arrive as it was computed")
+
+    async def _settle(self, key: ImportKey, pull: Pull) -> None:
+        """Frees quarantined blocks once nothing can land in them."""
+        await pull.settled()
+        self._imports.end_read(key, 0)
+        self._on_room()
+
+    async def _release(self, request: Request) -> bool:
+        """Tells prefill that nothing will be read any more. Whether the lease held."""
+        message = kv_transfer_pb2.ReleaseRequest(
+            request_id=request.key[0],
+            attempt=request.key[1],
+            first_damaged_block=request.first_damaged,
+        )
+        reply: kv_transfer_pb2.ReleaseReply = await request.peer.tell(
+            request.peer.exports.Release, message
+        )
+        request.is_released = True
+        return reply.lease_held
+
+    @asynccontextmanager
+    async def _renewing(self, request: Request) -> AsyncIterator[None]:
+        """Keeps prefill's lease alive meanwhile."""
+        task = self._host.tasks.start(self._renew(request))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _renew(self, request: Request) -> None:
+        """Ends a request whose lease is over although it still reads: it reads for nothing."""
+        message = kv_transfer_pb2.RenewRequest(request_id=request.key[0], attempt=request.key[1])
+        while True:
+            await asyncio.sleep(self._host.settings.lease_s / 3)
+            try:
+                with pod_errors(request.peer.worker_id):
+                    reply = await request.peer.exports.Renew(message, timeout=CONTROL_TIMEOUT_S)
+            except BatonError as failure:
+                # Whether the lease held is what the release answers.
+                event(logger, logging.DEBUG, "renew_failed", error=failure)
+                continue
+            if not reply.lease_held and self._imports.is_reading(request.key):
+                self._requests.fail(request.key, TransferError(LEASE_OVER))

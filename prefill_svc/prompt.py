@@ -1,0 +1,56 @@
+"""What a prefill worker keeps of one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.v1 import worker_pb2
+from core.sampling import SamplingParams
+from engine.batch import Logprobs
+from engine.sequence import Sequence
+from kvtransfer.link import LinkEstimate
+from kvtransfer.peers import Peer
+from prefill_svc.gate import Ticket
+from prefill_svc.progress import ProgressQueue
+from worker.requests import RequestKey
+
+
+@dataclass(eq=False)
+class Prompt:
+    """State of one request."""
+
+    dispatch: worker_pb2.Dispatch
+    decode: worker_pb2.WorkerAddress
+    sequence: Sequence
+    """Ends with its first token, whatever the client's limits."""
+    sampling: SamplingParams
+    """With the client's own limits."""
+    ticket: Ticket
+    num_uncached: int
+    """Tokens to compute, as it seemed when the prompt came."""
+    block_ids: list[int] = field(default_factory=list)
+    progress: ProgressQueue = field(default_factory=ProgressQueue)
+    logprobs: list[Logprobs] = field(default_factory=list)
+    """Of the prompt's tokens so far, where asked for."""
+    peer: Peer | None = None
+    link: LinkEstimate | None = None
+    """What decode has measured of the way to it."""
+    is_known_to_decode: bool = False
+    is_released: bool = False
+    """Decode has read everything under the lease: from now on it needs nothing from here."""
+
+    @property
+    def key(self) -> RequestKey:
+        return self.sequence.request_key
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens still to compute."""
+        if not self.block_ids:
+            return self.num_uncached
+        return self.sequence.num_tokens - self.sequence.num_computed_tokens
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the prompt's own log-probabilities are asked for."""
+        return self.sequence.num_prompt_logprobs is not None

@@ -1,0 +1,261 @@
+"""What this router has in flight at each worker, and what is left there. Pure bookkeeping.
+
+A load report knows of everybody's requests but not of those just sent; the router knows its
+own at once. So a prefill worker's backlog is the router's own tokens plus what the last report
+had above them, and decode's room is what the last report had free, less what has been sent
+there and was not yet taken up when it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from baton.v1 import types_pb2
+from router.admission_model import RatioMeter
+
+ASSUMED_TOKENS_PER_S = 2000.0
+"""Of a prefill worker before anything has been measured; only bounds what is sent there."""
+
+
+@dataclass(eq=False, slots=True)
+class PrefillState:
+    """One prefill worker as this router sees it."""
+
+    own_tokens: int = 0
+    num_own: int = 0
+    foreign_tokens: int = 0
+    """Of other routers, by the last report."""
+    window_at: float = 0.0
+    """Begin of the span that the next first token is measured over."""
+    speed: RatioMeter = field(default_factory=RatioMeter)
+
+    @property
+    def tokens(self) -> int:
+        return self.own_tokens + self.foreign_tokens
+
+    def add(self, num_tokens: int, sign: int = 1) -> None:
+        self.own_tokens += sign * num_tokens
+        self.num_own += sign
+
+
+@dataclass(eq=False, slots=True)
+class DecodeState:
+    """One decode worker as this router sees it."""
+
+    reported_at: float | None = None
+    total_blocks: int = 0
+    free_blocks: int = 0
+    """Free or cached, by the last report; so are the next three."""
+    num_running: int = 0
+    num_waiting: int = 0
+    is_busy: bool = False
+    unreported: set[InFlight] = field(default_factory=set)
+    """Requests whose blocks the last report does not know."""
+    unreported_blocks: int = 0
+    num_reported: int = 0
+    growth_blocks: int = 0
+    """Half of what the reported ones are expected to grow: they are in mid-growth."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do, as far as is known."""
+        return not (self.is_busy or self.unreported or self.num_reported)
+
+    def room(self, need_blocks: int) -> int:
+        """Blocks for new requests of `need_blocks`.
+
+        Who waits there already, but for those just sent, is taken to need as much. Decode
+        keeps a block free for each sequence's growth before it takes in another.
+        """
+        taken = self.unreported_blocks + self.growth_blocks + self.num_running + 1
+        num_waiting = max(0, self.num_waiting - len(self.unreported))
+        return self.free_blocks - taken - num_waiting * need_blocks
+
+    def report(self, load: types_pb2.Load, now: float) -> None:
+        self.reported_at = now
+        blocks = load.blocks
+        self.total_blocks, self.free_blocks = blocks.total, blocks.free + blocks.cached
+        self.num_running, self.num_waiting = load.running, load.queue_depth
+        self.is_busy = bool(load.running or load.queue_depth or load.imports)
+        for item in [item for item in self.unreported if item.is_prefilled]:
+            self.unreported.discard(item)
+            self.unreported_blocks -= item.need_blocks
+            self.num_reported += 1
+            self.growth_blocks += item.growth_blocks // 2
+
+    def add(self, item: InFlight) -> None:
+        self.unreported.add(item)
+        self.unreported_blocks += item.need_blocks
+
+    def remove(self, item: InFlight) -> None:
+        if item in self.unreported:
+            self.unreported.discard(item)
+            self.unreported_blocks -= item.need_blocks
+        else:
+            self.num_reported -= 1
+            self.growth_blocks -= item.growth_blocks // 2
+
+
+@dataclass(eq=False, slots=True)
+class InFlight:
+    """One admitted request between its release and its end. Blocks are counted on decode."""
+
+    num_tokens: int
+    need_blocks: int
+    growth_blocks: int
+    """Part of them: of the output that is expected."""
+    prefill: PrefillState | None = None
+    decode: DecodeState | None = None
+    is_prefilled: bool = False
+    prefilled_at: float = 0.0
+
+
+class Ledger:
+    """`prefill_ahead_s`: work that a prefill worker may have waiting, so that it never runs
+    dry. `load_max_age_s`: an older report counts as unknown, and unknown is not full.
+    """
+
+    def __init__(self, prefill_ahead_s: float, load_max_age_s: float) -> None:
+        self._prefill_ahead_s = prefill_ahead_s
+        self._load_max_age_s = load_max_age_s
+        self._prefills: dict[str, PrefillState] = {}
+        self._decodes: dict[str, DecodeState] = {}
+        self._unplaced: set[InFlight] = set()
+        self._tokens_per_s = ASSUMED_TOKENS_PER_S
+        self._residence = RatioMeter()
+        """Seconds that a block stays with a request on decode."""
+        self.num_inflight = 0
+        self.is_measured = False
+        """Whether any prefill worker's speed is known."""
+
+    def set_workers(self, prefill_ids: Iterable[str], decode_ids: Iterable[str]) -> None:
+        """The workers that requests may go to now."""
+        self._prefills = {name: self._prefills.get(name, PrefillState()) for name in prefill_ids}
+        self._decodes = {name: self._decodes.get(name, DecodeState()) for name in decode_ids}
+        self._sum_speeds()
+
+    @property
+    def num_prefill(self) -> int:
+        return len(self._prefills)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all prefill workers together; those not measured count as the mean of others."""
+        return self._tokens_per_s
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens in flight without a first token."""
+        unplaced = sum([item.num_tokens for item in self._unplaced])
+        return unplaced + sum([worker.tokens for worker in self._prefills.values()])
+
+    # Events
+
+    def released(self, item: InFlight) -> None:
+        """It is about to be placed."""
+        self._unplaced.add(item)
+        self.num_inflight += 1
+
+    def placed(self, item: InFlight, prefill_id: str | None, decode_id: str, now: float) -> None:
+        """An attempt of it goes to these workers; a former attempt is over."""
+        self._take_back(item)
+        item.is_prefilled = False
+        item.prefill = self._prefills.get(prefill_id or "")
+        item.decode = self._decodes.get(decode_id)
+        if item.prefill is not None:
+            if not item.prefill.num_own:
+                item.prefill.window_at = now
+            item.prefill.add(item.num_tokens)
+        if item.decode is not None:
+            item.decode.add(item)
+
+    def prefilled(self, item: InFlight, now: float) -> None:
+        """The first token of its present attempt is there."""
+        if item.is_prefilled:
+            return
+        item.is_prefilled, item.prefilled_at = True, now
+        worker = item.prefill
+        if worker is not None:
+            own_share = worker.own_tokens / worker.tokens
+            worker.add(item.num_tokens, -1)
+            worker.speed.add(item.num_tokens, own_share * (now - worker.window_at))
+            worker.window_at = now
+            self._sum_speeds()
+
+    def ended(self, item: InFlight, now: float) -> None:
+        """It is over, whatever the reason."""
+        if item.is_prefilled:
+            self._residence.add(item.need_blocks * (now - item.prefilled_at), item.need_blocks)
+        self._take_back(item)
+        self.num_inflight -= 1
+
+    def reported(self, worker_id: str, load: types_pb2.Load, now: float) -> None:
+        """A worker's new load report."""
+        prefill = self._prefills.get(worker_id)
+        if prefill is not None:
+            prefill.foreign_tokens = max(0, load.queued_tokens - prefill.own_tokens)
+        decode = self._decodes.get(worker_id)
+        if decode is not None:
+            decode.report(load, now)
+
+    # Questions
+
+    def has_prefill_turn(self) -> bool:
+        """Whether some prefill worker is near the end of its work."""
+        if not self._prefills:
+            return True
+        mean_per_s = self._tokens_per_s / len(self._prefills)
+        more = 0.0
+        if self._unplaced:
+            more = sum([item.num_tokens for item in self._unplaced]) / len(self._prefills)
+        for worker in self._prefills.values():
+            tokens = worker.tokens + more
+            if tokens <= self._prefill_ahead_s * (worker.speed.value or mean_per_s):
+                return True
+        return False
+
+    def has_room(self, need_blocks: int, now: float) -> bool:
+        """Whether some decode worker has `need_blocks`, or nothing else to do, or is unknown."""
+        more = 0.0
+        if self._unplaced and self._decodes:
+            more = sum([item.need_blocks for item in self._unplaced]) / len(self._decodes)
+        for worker in self._decodes.values():
+            if self._is_unknown(worker, now) or (worker.is_idle and not more):
+                return True
+            if worker.room(need_blocks) >= need_blocks + more:
+                return True
+        return not self._decodes
+
+    def blocks_short(self, need_blocks: float, now: float) -> float:
+        """How many blocks of all decode workers must become free before `need_blocks` fit."""
+        workers = self._decodes.values()
+        if any(self._is_unknown(worker, now) for worker in workers):
+            return 0.0
+        unplaced = sum([item.need_blocks for item in self._unplaced])
+        return max(0.0, need_blocks + unplaced - sum([worker.room(0) for worker in workers]))
+
+    def blocks_per_s(self) -> float | None:
+        """How fast blocks become free on full decode workers (Little's law); None: unknown."""
+        residence_s = self._residence.value
+        total = sum([worker.total_blocks for worker in self._decodes.values()])
+        return total / residence_s if residence_s and total else None
+
+    def _is_unknown(self, worker: DecodeState, now: float) -> bool:
+        reported_at = worker.reported_at
+        return reported_at is None or now - reported_at > self._load_max_age_s
+
+    def _sum_speeds(self) -> None:
+        speeds = [worker.speed.value for worker in self._prefills.values()]
+        known = [speed for speed in speeds if speed is not None]
+        self.is_measured = bool(known)
+        mean = sum(known) / len(known) if known else ASSUMED_TOKENS_PER_S
+        self._tokens_per_s = mean * max(1, len(speeds))
+
+    def _take_back(self, item: InFlight) -> None:
+        self._unplaced.discard(item)
+        if item.prefill is not None and not item.is_prefilled:
+            item.prefill.add(item.num_tokens, -1)
+        if item.decode is not None:
+            item.decode.remove(item)
+        item.prefill = item.decode = None

@@ -1,0 +1,128 @@
+"""Runs a job and writes its reply: events as they come, or one object at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any, TypeVar
+
+from router.http.call import Call
+from router.http.errors import ClientLeft, to_http
+from router.http.formats import DONE, Format, event
+from router.http.jobs import Job
+from router.outputs import Chunk, Follower
+from router.requests import RequestTable
+
+_READ_GRACE_S = 5.0
+"""So long after its deadline a reply waits for a client that does not read."""
+
+T = TypeVar("T")
+
+
+async def answer(call: Call, job: Job, form: Format, table: RequestTable, timeout_s: float) -> None:
+    """Raises what goes wrong before anything is sent; later it becomes the last event.
+
+    Leaving this, as soon as the client is gone, cancels the requests.
+    """
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    with ExitStack() as following:
+        followers = [
+            following.enter_context(
+                table.follow(request, deadline, tenant=call.tenant, is_named=call.is_named)
+            )
+            for request in job.requests
+        ]
+        logs = [follower.log for follower in followers]
+        async with _reading_until(deadline + _READ_GRACE_S):
+            if job.is_stream:
+                async with call.while_connected():
+                    last = await _Stream(call, job, form, followers).write()
+                await call.send_event(last, is_last=True)
+            else:
+                async with call.while_connected():
+                    prompts = await _together([_whole(follower) for follower in followers])
+                await call.reply(200, form.answer(prompts, logs))
+
+
+@asynccontextmanager
+async def _reading_until(deadline: float) -> AsyncIterator[None]:
+    """A client that has not read by then counts as one that has left."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise ClientLeft from None
+
+
+class _Stream:
+    """The events of one reply, of all its prompts as they come."""
+
+    def __init__(self, call: Call, job: Job, form: Format, followers: Sequence[Follower]) -> None:
+        self._call = call
+        self._job = job
+        self._form = form
+        self._followers = followers
+        self._is_started = False
+        self._start_lock = asyncio.Lock()
+
+    async def write(self) -> bytes:
+        """Sends everything but the last events, which it returns."""
+        pumps = [self._pump(prompt, follower) for prompt, follower in enumerate(self._followers)]
+        try:
+            await _together(pumps)
+        except Exception as error:
+            if not self._is_started:
+                raise
+            return event(to_http(error, self._job.names, self._call.request_id).body)
+        if not self._job.includes_usage:
+            return DONE
+        outcomes = [item.log.outcome for item in self._followers if item.log.outcome is not None]
+        return self._form.usage_event(outcomes) + DONE
+
+    async def _pump(self, prompt: int, follower: Follower) -> None:
+        while (chunk := await follower.next()) is not None:
+            data = self._form.chunk_event(prompt, chunk, follower.log)
+            if not data:
+                continue
+            # Headers wait for the first token: until then a failure has a status of its own.
+            if not self._is_started:
+                await self._start()
+            await self._call.send_event(data)
+
+    async def _start(self) -> None:
+        async with self._start_lock:
+            if not self._is_started:
+                await self._call.start_events()
+                self._is_started = True
+
+
+async def _together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Their results. The first failure cancels the others and is raised."""
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _whole(follower: Follower) -> list[Chunk]:
+    """One chunk for each choice, with everything in it."""
+    parts: list[list[Chunk]] = [[] for _ in follower.log.choices]
+    while (chunk := await follower.next()) is not None:
+        parts[chunk.choice].append(chunk)
+    return [_merged(chunks) for chunks in parts]
+
+
+def _merged(chunks: Sequence[Chunk]) -> Chunk:
+    return Chunk(
+        choice=chunks[0].choice,
+        output_index=0,
+        token_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
+        text="".join(chunk.text for chunk in chunks),
+        logprobs=[entry for chunk in chunks for entry in chunk.logprobs],
+        finish_reason=chunks[-1].finish_reason,
+    )

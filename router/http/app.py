@@ -1,0 +1,195 @@
+"""The HTTP API as an ASGI application: who may call, which endpoint, what goes wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from core.chat_template import ChatMessage
+from core.errors import InvalidArgument
+from router.http.answer import answer
+from router.http.call import Call
+from router.http.errors import CLIENT_LEFT, ClientLeft, HttpError, to_http
+from router.http.formats import ChatFormat, CompletionFormat, Reply
+from router.http.jobs import chat_job, chat_messages, check_model, completion_job
+from router.http.parameters import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+    renamed_fields,
+)
+from router.http.parse import parse_body
+from router.request import Generation
+from router.requests import RequestTable
+
+MAX_HEADER_BYTES = 32 << 10
+_OPEN_PATHS = frozenset({"/health", "/metrics"})
+"""For probes and Prometheus, which have no key."""
+
+Handler = Callable[[Call], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class HttpApi:
+    """What the endpoints need. `asgi()` makes the application."""
+
+    table: RequestTable
+    shared: Generation
+    request_timeout_s: float
+    started_at: float = field(default_factory=time.time)
+
+    def asgi(self, cors_origins: list[str]) -> ASGIApp:
+        """The application; web pages of `cors_origins` may call it from a browser."""
+        routes = [
+            ("/v1/chat/completions", "POST", self.chat_completions),
+            ("/v1/completions", "POST", self.completions),
+            ("/v1/models", "GET", self.models),
+            ("/v1/models/{name:path}", "GET", self.model),
+            ("/tokenize", "POST", self.tokenize),
+            ("/detokenize", "POST", self.detokenize),
+            ("/health", "GET", self.health),
+            ("/metrics", "GET", self.metrics),
+        ]
+        router = Router(
+            [Route(path, _Endpoint(handler), methods=[method]) for path, method, handler in routes],
+            redirect_slashes=False,
+        )
+        app: ASGIApp = _Boundary(self, router)
+        if cors_origins:
+            app = CORSMiddleware(
+                app,
+                allow_origins=cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+        return app
+
+    async def completions(self, call: Call) -> None:
+        body = parse_body(CompletionBody, await call.body())
+        call.names = renamed_fields(body)
+        limits = self.shared.current_limits()
+        check_model(body.model, limits)
+        job = await completion_job(body, call.request_id, self.shared.tokenizer, limits)
+        form = CompletionFormat(job, self._reply(call), self.shared.tokenizer)
+        await answer(call, job, form, self.table, call.timeout_s(self.request_timeout_s))
+
+    async def chat_completions(self, call: Call) -> None:
+        body = parse_body(ChatBody, await call.body())
+        call.names = renamed_fields(body)
+        check_model(body.model, self.shared.limits)
+        job = chat_job(body, call.request_id)
+        form = ChatFormat(job, self._reply(call), self.shared.tokenizer)
+        await answer(call, job, form, self.table, call.timeout_s(self.request_timeout_s))
+
+    async def models(self, call: Call) -> None:
+        await call.reply_json({"object": "list", "data": [self._model()]})
+
+    async def model(self, call: Call) -> None:
+        check_model(call.scope["path_params"]["name"], self.shared.limits)
+        await call.reply_json(self._model())
+
+    async def tokenize(self, call: Call) -> None:
+        body = parse_body(TokenizeBody, await call.body())
+        limits = self.shared.current_limits()
+        check_model(body.model, limits)
+        tokenizer = self.shared.tokenizer
+        if body.prompt is not None:
+            tokens = await tokenizer.encode_whole(
+                body.prompt, add_special_tokens=body.add_special_tokens
+            )
+        else:
+            messages = [
+                ChatMessage(item.role, item.content) for item in chat_messages(body.messages or [])
+            ]
+            tokens = await tokenizer.encode_whole(
+                tokenizer.render_chat(messages), add_special_tokens=False
+            )
+        await call.reply_json(
+            {"tokens": tokens, "count": len(tokens), "max_model_len": limits.max_model_len}
+        )
+
+    async def detokenize(self, call: Call) -> None:
+        body = parse_body(DetokenizeBody, await call.body())
+        check_model(body.model, self.shared.limits)
+        vocab_size = self.shared.limits.vocab_size
+        for index, token_id in enumerate(body.tokens):
+            if not 0 <= token_id < vocab_size:
+                raise InvalidArgument(
+                    f"tokens[{index}] is {token_id}, outside the vocabulary of {vocab_size} tokens",
+                    field="tokens",
+                )
+        await call.reply_json({"prompt": self.shared.tokenizer.decode(body.tokens)})
+
+    async def health(self, call: Call) -> None:
+        is_ready = self.shared.placer.pool.is_ready
+        if not is_ready:
+            raise HttpError(503, "no worker of each role is ready", code="unavailable")
+        await call.reply_json({"status": "ok"})
+
+    async def metrics(self, call: Call) -> None:
+        body = generate_latest(self.shared.metrics.registry)
+        await call.reply(200, body, content_type=CONTENT_TYPE_LATEST)
+
+    def _reply(self, call: Call) -> Reply:
+        return Reply(call.request_id, int(time.time()), self.shared.limits.served_name)
+
+    def _model(self) -> Mapping[str, object]:
+        limits = self.shared.current_limits()
+        return {
+            "id": limits.served_name,
+            "object": "model",
+            "created": int(self.started_at),
+            "owned_by": "baton",
+            "max_model_len": limits.max_model_len,
+        }
+
+
+class _Endpoint:
+    """A handler as the routes want it: an ASGI application."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handler(scope["baton.call"])
+
+
+class _Boundary:
+    """Around all endpoints: checks what concerns every call, and answers every error."""
+
+    def __init__(self, api: HttpApi, router: Router) -> None:
+        self._api = api
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = Call(scope, receive, send)
+        try:
+            call.take_request_id()
+            _check_headers(scope)
+            if scope["path"] not in _OPEN_PATHS:
+                call.tenant = self._api.shared.tenants.tenant(call.header("authorization"))
+            # With "app" there, unknown paths and methods are raised and not answered.
+            scope.update({"baton.call": call, "app": self})
+            await self._router(scope, receive, send)
+        except ClientLeft:
+            call.status = CLIENT_LEFT
+        except Exception as error:
+            await call.fail(to_http(error, call.names, call.request_id))
+        finally:
+            self._api.shared.metrics.http_responses.labels(str(call.status)).inc()
+
+
+def _check_headers(scope: Scope) -> None:
+    num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
+    num_bytes += len(scope["raw_path"]) + len(scope["query_string"])
+    if num_bytes > MAX_HEADER_BYTES:
+        message = f"the headers have {num_bytes} bytes; the limit is {MAX_HEADER_BYTES}"
+        raise HttpError(431, message, code="headers_too_large")

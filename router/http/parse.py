@@ -1,0 +1,75 @@
+"""Bytes of a body to its model, or the error that names the first parameter at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import orjson
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from router.http.errors import HttpError
+from router.http.parameters import Body
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+def parse_body(cls: type[BodyT], data: bytes) -> BodyT:
+    """`data` as a `cls`. Raises HttpError that names the first parameter at fault."""
+    try:
+        content = orjson.loads(data)
+    except orjson.JSONDecodeError as error:  # too deep a nesting, too
+        raise HttpError(400, f"the body is no valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(content, dict):
+        raise HttpError(400, "the body must be a JSON object", code="invalid_json")
+    try:
+        return cls.model_validate(content)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False)[0]) from None
+
+
+def _refusal(detail: ErrorDetails) -> HttpError:
+    """The message has the whole path to what is wrong; `param` is the parameter it is in."""
+    kind, context = detail["type"], detail.get("ctx", {})
+    path = _path(detail["loc"])
+    param = str(detail["loc"][0]) if detail["loc"] else None
+    if kind == "value_error":
+        message = str(context["error"])
+        if param is None:  # a rule between parameters: the message begins with the one at fault
+            param = message.split(" ", 1)[0]
+        else:
+            message = path + ("" if message.startswith("[") else " ") + message
+    elif kind in _MESSAGES:
+        message = _MESSAGES[kind].format(path=path, **context)
+    else:
+        reason = detail["msg"].removeprefix("Input ")
+        message = f"{path} {reason[:1].lower()}{reason[1:]}"
+    return HttpError(400, message, code=_CODES.get(kind, "invalid_value"), param=param)
+
+
+_MESSAGES = {
+    "extra_forbidden": "unknown parameter: {path}",
+    "missing": "{path} is missing",
+    "none_required": "{path} is not supported",
+    "literal_error": "{path} is supported only as {expected}",
+    "too_long": "{path} is supported only when it is empty",
+}
+_CODES = {
+    "extra_forbidden": "unknown_parameter",
+    "missing": "missing_required_parameter",
+    "none_required": "unsupported_value",
+    "literal_error": "unsupported_value",
+    "too_long": "unsupported_value",
+}
+
+
+def _path(location: Sequence[str | int]) -> str:
+    """`("messages", 0, "content")` as `messages[0].content`."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else part
+    return path

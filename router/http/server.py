@@ -1,0 +1,116 @@
+"""uvicorn in the router's own event loop: listens, serves the application, stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import orjson
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from core.errors import StartupError
+from router.http.app import MAX_HEADER_BYTES
+from router.http.errors import HttpError
+
+_KEEP_ALIVE_S = 75
+_STOP_GRACE_S = 2
+_BACKLOG = 2048
+
+
+class HttpServer:
+    """Serves `app` on `host`. Raises StartupError from `start`."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        config = uvicorn.Config(
+            app,
+            http=_BoundedHeaders,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_STOP_GRACE_S,
+        )
+        self._server = _EmbeddedServer(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Listens and returns `host:port`; port 0 takes a free one."""
+        is_ipv6 = ":" in self._host
+        shown_host = f"[{self._host}]" if is_ipv6 else self._host
+        try:
+            listener = socket.create_server(
+                (self._host, self._port),
+                family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+                backlog=_BACKLOG,
+            )
+        except OSError as error:
+            reason = error.strerror or error
+            raise StartupError(f"cannot listen on {shown_host}:{self._port}: {reason}") from error
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._serving = loop.create_task(self._server.serve(sockets=[listener]))
+        # A connection made before uvicorn accepts waits in the backlog.
+        return f"{shown_host}:{listener.getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Takes no new connection, and ends those that are open within a few seconds."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving
+
+
+class _EmbeddedServer(uvicorn.Server):
+    """One that leaves signals to the process that it is a part of."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _BoundedHeaders(HttpToolsProtocol):
+    """Ends a connection whose headers do not end; those that do are measured by the app."""
+
+    _num_header_bytes = 0
+    _is_in_headers = True
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._is_in_headers or self.transport.is_closing():
+            return
+        self._num_header_bytes += len(data)
+        if self._num_header_bytes > MAX_HEADER_BYTES:
+            self.transport.write(_HEADERS_TOO_LARGE)
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._num_header_bytes = 0
+        self._is_in_headers = True
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._is_in_headers = False
+
+
+def _raw_response(error: HttpError) -> bytes:
+    body = orjson.dumps(error.body)
+    head = (
+        f"HTTP/1.1 {error.status} Request Header Fields Too Large\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        "connection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+_HEADERS_TOO_LARGE = _raw_response(
+    HttpError(431, f"the headers have over {MAX_HEADER_BYTES} bytes", code="headers_too_large")
+)

@@ -1,0 +1,133 @@
+"""What a router counts, for Prometheus.
+
+Counters and histograms are filled by requests as they go; gauges are read when asked for.
+Every name is listed and explained where it is defined here; docs/api.md shows the same list.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from baton.v1 import types_pb2
+from core.errors import from_exception, status_of
+from router.outputs import OutputLog
+from router.workers import WorkerPool
+
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+ITL_BUCKETS_S = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+class RouterMetrics:
+    """The counters and histograms, in `registry`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._requests = Counter(
+            "baton_requests",
+            "Requests that have ended, by outcome: ok, cancelled, or the name of the error",
+            ["outcome"],
+            registry=registry,
+        )
+        self._prompt_tokens = Counter(
+            "baton_prompt_tokens", "Prompt tokens of requests that ended well", registry=registry
+        )
+        self._cached_tokens = Counter(
+            "baton_cached_prompt_tokens",
+            "Of these, tokens that prefill found in its prefix cache",
+            registry=registry,
+        )
+        self._output_tokens = Counter(
+            "baton_output_tokens", "Tokens generated, whatever the outcome", registry=registry
+        )
+        self.ttft = Histogram(
+            "baton_time_to_first_token_seconds",
+            "From a request's arrival to its first token",
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.itl = GapHistogram(
+            "baton_inter_token_latency_seconds",
+            "Between consecutive outputs of one choice",
+            ITL_BUCKETS_S,
+        )
+        registry.register(self.itl)
+        self.http_responses = Counter(
+            "baton_http_responses",
+            "HTTP responses by status code; 499 where the client left before",
+            ["status"],
+            registry=registry,
+        )
+
+    def request_ended(self, log: OutputLog, is_cancelled: bool) -> None:
+        """Counts one request in."""
+        self._output_tokens.inc(log.num_tokens)
+        if log.outcome is not None:
+            self._requests.labels("ok").inc()
+            self._prompt_tokens.inc(log.outcome.usage.prompt_tokens)
+            self._cached_tokens.inc(log.outcome.route.cached_tokens)
+        elif is_cancelled or log.error is None:
+            self._requests.labels("cancelled").inc()
+        else:
+            code = status_of(from_exception(log.error)).grpc.name
+            self._requests.labels(code.lower()).inc()
+
+
+class GapHistogram(Collector):
+    """A histogram that takes a value in a fraction of a microsecond: one comes with each token."""
+
+    def __init__(self, name: str, documentation: str, bounds_s: Sequence[float]) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._bounds = tuple(bounds_s)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+        yield HistogramMetricFamily(self._name, self._documentation, buckets, self._sum)
+
+
+class RouterGauges(Collector):
+    """What is now: read from the router's own state when Prometheus asks."""
+
+    def __init__(self, num_running: Callable[[], int], pool: WorkerPool) -> None:
+        self._num_running = num_running
+        self._pool = pool
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily(
+            "baton_requests_in_flight",
+            "Requests that have not ended",
+            value=self._num_running(),
+        )
+        labels = ["worker", "role"]
+        is_ready = GaugeMetricFamily(
+            "baton_worker_ready", "1 while requests may go to the worker", labels=labels
+        )
+        queue = GaugeMetricFamily(
+            "baton_worker_queue_depth", "Requests that wait there to be computed", labels=labels
+        )
+        running = GaugeMetricFamily(
+            "baton_worker_running", "Sequences in the worker's batch", labels=labels
+        )
+        for link in self._pool.links:
+            role = types_pb2.Role.Name(link.record.role).removeprefix("ROLE_").lower()
+            values = [link.worker_id, role]
+            is_ready.add_metric(values, float(link.is_ready))
+            if link.load is not None:
+                queue.add_metric(values, link.load.queue_depth)
+                running.add_metric(values, link.load.running)
+        yield from (is_ready, queue, running)

@@ -1,0 +1,74 @@
+"""Models, tokenize and detokenize, health, metrics."""
+
+import asyncio
+
+import pytest
+
+from tests.router.stack import wait_for
+
+
+async def test_the_model_is_listed_with_the_context_that_workers_hold(serve):
+    async with serve(served_model_name="owner/name") as s:
+        (listed,) = (await s.openai.models.list()).data
+        got = await s.openai.models.retrieve("owner/name")
+    assert (got.id, got.object, got.owned_by) == ("owner/name", "model", "baton")
+    assert got.max_model_len == 128
+    assert listed == got
+
+
+async def test_tokenize_and_detokenize_are_inverse(serve):
+    text = "é<eos> 🎉"
+    async with serve() as s:
+        tokens = (await s.http.post("/tokenize", json={"prompt": text})).json()
+        back = await s.http.post("/detokenize", json={"tokens": tokens["tokens"]})
+    assert tokens["count"] == len(tokens["tokens"]) == 8
+    assert tokens["max_model_len"] == 128
+    assert back.json() == {"prompt": text}
+
+
+async def test_tokenize_applies_the_chat_template_to_messages(serve):
+    messages = [{"role": "user", "content": "hi"}]
+    async with serve() as s:
+        tokens = (await s.http.post("/tokenize", json={"messages": messages})).json()
+        answer = await s.chat("hi")
+    assert tokens["count"] == answer.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("token_id", [-1, 300])
+async def test_detokenize_refuses_what_is_no_token(serve, token_id):
+    async with serve() as s:
+        response = await s.http.post("/detokenize", json={"tokens": [1, token_id]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tokens"
+
+
+async def test_health_follows_the_workers(serve):
+    async with serve() as s:
+        healthy = await s.http.get("/health")
+        await s.stack.decodes[0].stop()
+        await wait_for(lambda: not s.stack.router._pool.is_ready)
+        ill = await s.http.get("/health")
+    assert (healthy.status_code, healthy.json()) == (200, {"status": "ok"})
+    assert ill.status_code == 503
+
+
+async def test_metrics_count_requests_tokens_and_times(serve):
+    async with serve() as s:
+        await s.complete("Where?", n=2)
+        await asyncio.gather(s.complete("a"), s.complete("b"))
+        await s.http.post("/v1/completions", json={"prompt": "a", "temperature": -1})
+        lines = set((await s.http.get("/metrics")).text.splitlines())
+    assert lines >= {
+        'baton_requests_total{outcome="ok"} 3.0',
+        'baton_requests_total{outcome="invalid_argument"} 1.0',
+        "baton_prompt_tokens_total 8.0",
+        "baton_cached_prompt_tokens_total 24.0",
+        "baton_output_tokens_total 71.0",
+        "baton_time_to_first_token_seconds_count 3.0",
+        "baton_inter_token_latency_seconds_count 67.0",
+        "baton_requests_in_flight 0.0",
+        'baton_worker_ready{role="decode",worker="decode-0"} 1.0',
+        'baton_worker_queue_depth{role="prefill",worker="prefill-0"} 0.0',
+        'baton_http_responses_total{status="200"} 3.0',
+        'baton_http_responses_total{status="400"} 1.0',
+    }

@@ -1,0 +1,155 @@
+"""Quotas over all routers, and on one's own while Redis is away."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from core.errors import ResourceExhausted
+from core.redis_client import connect_redis
+from core.tasks import TaskSet
+from router.quotas import Bucket, Quotas
+from router.tenants import Quota, ServiceClass, Tenant
+from tests.router.stack import wait_for
+
+
+def tenant(**limits):
+    return Tenant("acme", "silver", ServiceClass(share=1.0), Quota(**limits))
+
+
+@asynccontextmanager
+async def router(redis_server, router_id="r0"):
+    """One router's quotas."""
+    client, tasks = connect_redis(redis_server.url), TaskSet()
+    try:
+        yield Quotas(client, router_id, tasks)
+    finally:
+        await tasks.cancel(1)
+        await client.aclose()
+
+
+async def refused(quotas, who, member="late", num_tokens=1):
+    with pytest.raises(ResourceExhausted) as caught:
+        await quotas.take(who, member, num_tokens)
+    return caught.value
+
+
+async def test_requests_a_second_are_counted_over_all_routers(redis_server):
+    who = tenant(requests_per_s=2)
+    async with router(redis_server, "r0") as first, router(redis_server, "r1") as second:
+        await first.take(who, "a", 1)
+        await second.take(who, "b", 1)
+        error = await refused(first, who)
+    assert error.field == "requests_per_s"
+    assert 0 < error.retry_after_s <= 0.5
+    assert "tenant acme is over its quota: requests_per_s is 2" in error.message
+
+
+async def test_tokens_are_charged_as_expected_and_corrected_in_the_end(redis_server):
+    who = tenant(tokens_per_min=1000)
+    async with router(redis_server) as quotas:
+        charge = await quotas.take(who, "a", 900)
+        error = await refused(quotas, who, num_tokens=500)
+        assert error.field == "tokens_per_min"
+        assert error.retry_after_s == pytest.approx(400 * 60 / 1000, abs=1)
+        quotas.settle(charge, 100)
+        await wait_for(lambda: not quotas._tasks._tasks)
+        await quotas.take(who, "b", 800)
+
+
+async def test_a_request_of_more_than_a_minutes_tokens_gets_a_full_bucket_and_leaves_a_debt(
+    redis_server,
+):
+    who = tenant(tokens_per_min=600)
+    async with router(redis_server) as quotas:
+        await quotas.take(who, "a", 6000)
+        error = await refused(quotas, who)
+    assert error.retry_after_s == pytest.approx(540, abs=2)
+
+
+async def test_requests_in_flight_are_counted_until_they_are_settled(redis_server):
+    who = tenant(max_concurrent=1)
+    async with router(redis_server, "r0") as first, router(redis_server, "r1") as second:
+        charge = await first.take(who, "a", 1)
+        assert (await refused(second, who)).field == "max_concurrent"
+        first.settle(charge, 1)
+        await wait_for(lambda: not first._tasks._tasks)
+        await second.take(who, "b", 1)
+
+
+async def test_what_a_dead_router_had_in_flight_is_forgotten(redis_server, monkeypatch):
+    monkeypatch.setattr("router.quotas.LEASE_S", 0.2)
+    who = tenant(max_concurrent=1)
+    async with router(redis_server, "r0") as dead, router(redis_server, "r1") as alive:
+        await dead.take(who, "a", 1)
+        await refused(alive, who)
+        await asyncio.sleep(0.3)
+        await alive.take(who, "b", 1)
+
+
+async def test_what_is_in_flight_for_long_keeps_its_lease(redis_server, monkeypatch):
+    monkeypatch.setattr("router.quotas.LEASE_S", 0.3)
+    who = tenant(max_concurrent=1)
+    async with router(redis_server) as quotas:
+        charge = await quotas.take(who, "a", 1)
+        for _ in range(4):
+            await asyncio.sleep(0.1)
+            await quotas._renew()
+        assert (await refused(quotas, who)).field == "max_concurrent"
+        quotas.settle(charge, 1)
+
+
+async def test_a_refused_request_is_charged_nothing(redis_server):
+    who = tenant(requests_per_s=1000, tokens_per_min=100, max_concurrent=1)
+    async with router(redis_server) as quotas:
+        charge = await quotas.take(who, "a", 40)
+        for number in range(5):
+            assert (await refused(quotas, who, f"b{number}", 40)).field == "max_concurrent"
+        quotas.settle(charge, 40)
+        await wait_for(lambda: not quotas._tasks._tasks)
+        await quotas.take(who, "c", 60)
+
+
+async def test_each_router_has_its_share_while_redis_is_away(redis_server):
+    who = tenant(tokens_per_min=1000, max_concurrent=4)
+    async with router(redis_server, "r0") as quotas, router(redis_server, "r1") as other:
+        await other._renew()
+        await quotas._renew()
+        redis_server.kill()
+        charge = await quotas.take(who, "a", 500)
+        error = await refused(quotas, who, num_tokens=250)
+        assert error.field == "tokens_per_min"
+        quotas.settle(charge, 200)
+        charges = [await quotas.take(who, "b", 100), await quotas.take(who, "c", 100)]
+        assert (await refused(quotas, who, num_tokens=1)).field == "max_concurrent"
+        for charge in charges:
+            quotas.settle(charge, 0)
+
+
+async def test_a_paused_redis_delays_one_request_a_second(redis_server):
+    who = tenant(requests_per_s=1000)
+    async with router(redis_server) as quotas:
+        await quotas.take(who, "a", 1)
+        redis_server.pause()
+        async with asyncio.timeout(0.8):
+            for number in range(10):
+                await quotas.take(who, f"b{number}", 1)
+
+
+async def test_requests_that_began_without_redis_count_when_it_is_back(redis_server):
+    who = tenant(max_concurrent=1)
+    async with router(redis_server) as quotas, router(redis_server, "r1") as other:
+        redis_server.kill()
+        charge = await quotas.take(who, "a", 1)
+        redis_server.start()
+        await quotas._renew()
+        assert (await refused(other, who)).field == "max_concurrent"
+        quotas.settle(charge, 1)
+
+
+def test_a_bucket_fills_up_to_its_burst():
+    bucket = Bucket(per_s=2.0, burst=10.0, level=0.0, at=0.0)
+    assert bucket.wait_s(4, now=0.0) == 2.0
+    assert bucket.wait_s(4, now=2.0) == 0.0
+    bucket.wait_s(1, now=100.0)
+    assert bucket.level == 10.0

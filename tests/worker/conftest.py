@@ -1,0 +1,21 @@
+"""A small random model, and what transformers makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import tiny_models
+from tests.engine.harness import reference_tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.build(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture(scope="module")
+def expected():  # type: ignore[no-untyped-def]
+    model = tiny_models.random_model(tiny_models.VARIANTS["llama"])
+    return lambda prompt, num_outputs=8: reference_tokens(model, prompt, num_outputs)
