@@ -13,7 +13,8 @@ _SPEED_MEMORY_S = 2.0
 _OUTPUT_DECAY = 0.98
 _FIRST_OUTPUT_TOKENS = 128.0
 _QUANTILE = 0.95
-_QUANTILE_STEP = 0.05
+_QUANTILE_STEP = 0.1
+_FIRST_MARGIN = 1.5
 _MAX_MARGIN = 4.0
 
 
@@ -76,7 +77,7 @@ class Margin:
     """
 
     def __init__(self) -> None:
-        self.value = 1.2
+        self.value = _FIRST_MARGIN
 
     def observe(self, forecast_s: float, actual_s: float) -> None:
         is_above = actual_s > self.value * forecast_s
