@@ -36,6 +36,7 @@ from router.quotas import Quotas
 from router.request import Generation
 from router.requests import RequestTable
 from router.routing import RoutingCosts, RoutingCounters
+from router.routing_metrics import RoutingMetrics
 from router.service import InferenceService
 from router.settings import RouterSettings
 from router.tenant_file import TenantBook
@@ -122,6 +123,7 @@ class Router:
             RouterGauges(lambda: self._table.num_running, self._pool)
         )
         generation.metrics.registry.register(AdmissionMetrics(self._admission, self._fallback))
+        generation.metrics.registry.register(RoutingMetrics(placer.counters))
         self._server = RpcServer(settings.host, settings.port)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(self._table, generation, folder, settings.request_timeout_s),
