@@ -26,7 +26,7 @@ def model(tiny) -> tuple[Path, Reference]:  # type: ignore[no-untyped-def]
 @pytest.fixture(scope="module")
 def stack(model: tuple[Path, Reference]) -> Iterator[RunningStack]:
     roles = ("--prefill", "2", "--decode", "2")
-    with running_stack(model[0], "--dtype", "float32", *roles, local_prefill=None) as running:
+    with running_stack(model[0], "--dtype", "float32", *roles, local_prefill=64) as running:
         yield running
 
 
