@@ -26,6 +26,8 @@ class Prompt:
     sampling: SamplingParams
     """With the client's own limits."""
     ticket: Ticket
+    num_uncached: int
+    """Tokens to compute, as it seemed when the prompt came."""
     block_ids: list[int] = field(default_factory=list)
     progress: ProgressQueue = field(default_factory=ProgressQueue)
     logprobs: list[Logprobs] = field(default_factory=list)
@@ -40,6 +42,13 @@ class Prompt:
     @property
     def key(self) -> RequestKey:
         return self.sequence.request_key
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens still to compute."""
+        if not self.block_ids:
+            return self.num_uncached
+        return self.sequence.num_tokens - self.sequence.num_computed_tokens
 
     @property
     def wants_logprobs(self) -> bool:
