@@ -26,6 +26,8 @@ class Prompt:
     sampling: SamplingParams
     """With the client's own limits."""
     ticket: Ticket
+    source: worker_pb2.PrefixSource | None = None
+    """Who seems to hold more of it than this worker."""
     block_ids: list[int] = field(default_factory=list)
     progress: ProgressQueue = field(default_factory=ProgressQueue)
     logprobs: list[Logprobs] = field(default_factory=list)
