@@ -40,7 +40,6 @@ from worker.first_tokens import first_outputs, first_tokens
 from worker.host import RoleService, WorkerHost
 from worker.requests import RequestKey, RequestTable
 
-
 STEPS_AHEAD = 2
 """Steps' worth of prompts that may hold a grant before they are computed."""
 
