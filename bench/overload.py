@@ -20,11 +20,12 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.overload_load import PROMPT_TOKENS, Load, Shot, median, quantile
 from bench.pods import PodStack, pod_stack
+from bench.random_model import write_random_model
 from bench.report import Reporter, argument_parser
-from bench.wide_model import wide_model
 from client.launch_plan import UpConfig
 from core.errors import BatonError
 from core.rpc import open_channel
@@ -35,6 +36,17 @@ LIMIT_FACTORS = {"gold": 15, "silver": 30, "bronze": 60}
 MIN_ALONE_S = 0.05
 """Limits below this times their factor are within the machine's own noise."""
 NUM_BLOCKS = 512
+MODEL: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+    "rope_theta": 10000.0,
+}
 WARM_UP = 0.25
 """Part of the load's time after which shares are counted: first the queue fills."""
 RECOVERY_S = 5.0
@@ -150,8 +162,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "tenants.yaml"
         path.write_text(tenants())
+        model = Path(scratch) / "model"
+        model.mkdir()
+        write_random_model(model, MODEL, seed=0)
         config = UpConfig(
-            model=str(wide_model()),
+            model=str(model),
             worker_args=("--num-gpu-blocks-override", str(NUM_BLOCKS)),
             router_args=("--tenants", str(path)),
         )

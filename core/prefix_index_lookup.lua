@@ -12,17 +12,17 @@
 if (redis.call('HGET', KEYS[2], 'version') or '') ~= ARGV[1] then return false end
 local blob, asked = ARGV[2], ARGV[3]
 local call, sub, num_words = redis.call, string.sub, #asked / 4
-local format, nobody = '<' .. string.rep('I4', num_words), string.rep('\0', #asked)
+local nobody = string.rep('\0', #asked)
+local format = '<' .. string.rep('I4', num_words)
+local signed_format = '<' .. string.rep('i4', num_words)
 local asked_words = { struct.unpack(format, asked) }
 
 -- A block's bitmap, cut to the slots that are asked about. There are few different ones.
 local known = {}
 local function cut(bitmap)
   local words = { struct.unpack(format, bitmap .. nobody) }
-  for word = 1, num_words do
-    words[word] = struct.pack('<i4', bit.band(words[word], asked_words[word]))
-  end
-  local holders = table.concat(words, '', 1, num_words)
+  for word = 1, num_words do words[word] = bit.band(words[word], asked_words[word]) end
+  local holders = struct.pack(signed_format, unpack(words, 1, num_words))
   known[bitmap] = holders
   return holders
 end

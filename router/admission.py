@@ -57,10 +57,9 @@ class Ticket:
         self._demand = demand
         self._item = item
         self._admitted_at = admission.clock()
-        self._is_measured = False
         self.charge: Charge | None = None
-        self.queued_at: float | None = None
-        self.expected: Forecast | None = None
+        self.waited: tuple[Forecast, float] | None = None
+        """What was expected when it began to wait, and when that was."""
 
     def placed(self, prefill_id: str | None, decode_id: str) -> None:
         """An attempt goes to these workers; without prefill, decode does both."""
@@ -71,11 +70,11 @@ class Ticket:
         """The attempt's first token is there."""
         now = self._admission.clock()
         self._admission.ledger.prefilled(self._item, now)
-        if self.queued_at is not None and self.expected is not None and not self._is_measured:
-            self._admission.margins[self._demand.tenant.class_name].observe(
-                self.expected.ttft_s, now - self.queued_at
-            )
-        self._is_measured = True
+        if self.waited is not None:
+            expected, queued_at = self.waited
+            margin = self._admission.margins[self._demand.tenant.class_name]
+            margin.observe(expected.ttft_s, now - queued_at)
+            self.waited = None
         self._admission.pump()
 
     def close(self, num_output_tokens: int) -> None:
@@ -213,7 +212,9 @@ class Admission:
             turn=asyncio.get_running_loop().create_future(),
         )
         ticket = Ticket(self, demand, item)
-        ticket.expected, ticket.queued_at = self._expect(demand, item, False), self.clock()
+        expected = self._expect(demand, item, has_room=False)
+        if expected is not None:
+            ticket.waited = (expected, self.clock())
         self._queue.push(waiting)
         self._has_waiting.set()
         self.counters.num_queued += 1

@@ -22,6 +22,7 @@ from core.rpc import RpcServer, wait_for_stop_signal
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
 from router.admission import Admission, AdmissionConfig
+from router.admission_metrics import AdmissionMetrics
 from router.breaker import Breaker
 from router.fallback import Fallback, FallbackConfig
 from router.http.app import HttpApi
@@ -109,6 +110,7 @@ class Router:
         generation.metrics.registry.register(
             RouterGauges(lambda: self._table.num_running, self._pool)
         )
+        generation.metrics.registry.register(AdmissionMetrics(self._admission, self._fallback))
         self._server = RpcServer(settings.host, settings.port)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(self._table, generation, folder, settings.request_timeout_s),

@@ -63,6 +63,17 @@ async def test_every_worker_is_counted_whatever_the_others_hold(store, counted, 
     assert await counted(prompt, *lengths) == lengths
 
 
+@pytest.mark.parametrize(
+    ("num_held", "found"), [(0, 0), (1, 0), (2, 2), (3, 2), (20, 20), (31, 30), (32, 32), (33, 33)]
+)
+async def test_of_a_very_long_prompt_only_some_blocks_are_asked_for(
+    store, counted, monkeypatch, num_held, found
+):
+    monkeypatch.setattr(prefix_index_store, "MAX_LOOKUP_KEYS", 17)
+    await publish(store, "p0", hashes(33)[:num_held])
+    assert await counted(hashes(33), "p0") == {"p0": found}
+
+
 async def test_slots_that_nobody_asked_about_are_not_looked_for(store):
     for worker_id, length in (("p0", 5), ("p1", 20), ("p2", 9), ("p3", 0)):
         await publish(store, worker_id, hashes(20)[:length])

@@ -35,6 +35,11 @@ async def fill_decode(s):
     await wait_for(lambda: link.load.running == 1)
 
 
+def metric(s, name, labels):
+    """A figure that the router gives Prometheus."""
+    return s.router._table._shared.metrics.registry.get_sample_value(name, labels)
+
+
 async def test_a_call_needs_a_known_key(serve):
     async with serve() as s:
         with pytest.raises(Unauthenticated, match="an API key is needed"):
@@ -67,6 +72,8 @@ async def test_over_its_quota_a_tenant_is_told_which_and_others_are_served(serve
         with pytest.raises(ResourceExhausted) as caught:
             await s.ask(prompt(), metadata=bearer("sk-acme"))
         assert (caught.value.field, caught.value.retry_after_s) == ("max_concurrent", 1.0)
+        refused = metric(s, "baton_requests_refused_total", {"reason": "max_concurrent"})
+        assert refused == 1
         other = s.stub.Generate(prompt(), metadata=bearer("sk-zeta"))
         await other.read()
         call.cancel()
@@ -92,6 +99,8 @@ async def test_requests_wait_in_the_router_while_decode_has_no_room(serve):
         asking = asyncio.create_task(s.ask(prompt(), metadata=bearer("sk-zeta")))
         await wait_for(lambda: s.router._admission.num_waiting_for_decode == 1)
         assert len(s.prefills[0].dispatches) == 1
+        assert metric(s, "baton_queued_requests", {"class": "silver"}) == 1
+        assert metric(s, "baton_requests_waiting_for", {"role": "decode"}) == 1
         script.num_decode_tokens = 1000
         s.decodes[0].load.blocks.free = 100
         assert (await asking).token_ids == REPLY

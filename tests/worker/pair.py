@@ -300,7 +300,8 @@ def is_idle(subject: Worker) -> bool:
     load = subject.load
     blocks = load.blocks
     return not (
-        load.queue_depth
+        len(subject.host.service._requests)  # type: ignore[attr-defined]
+        or load.queue_depth
         or load.running
         or load.exports
         or load.imports

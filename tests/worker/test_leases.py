@@ -116,3 +116,31 @@ async def test_an_aborted_sequence_is_computed_no_further(
         monkeypatch.setattr(runner, "execute", execute)
         await both.until_idle()
         assert len(steps) < 5
+
+
+async def test_an_abort_ends_the_lease_of_a_request_that_prefill_is_done_with(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(folder) as both:
+        stuck = await read_slowly(both, monkeypatch)
+        service = both.prefill.host.service
+        await until(lambda: len(service._requests) == 0)  # type: ignore[attr-defined]
+        assert both.prefill.load.exports == 1
+        assert service.abort(("slow", 1))
+        assert both.prefill.load.exports == 0
+        stuck.may_settle.set()
+        await both.abort("slow")
+
+
+async def test_an_export_that_decode_gives_up_makes_room_for_the_next_prompt(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.host.HEARTBEAT_S", 60)
+    async with pair(folder, prefill={"max_export_share": 0.05}) as both:
+        stuck = await read_slowly(both, monkeypatch)
+        await both.send(both.dispatch(make_prompt(50), "next"))
+        await until(lambda: both.prefill.load.queue_depth == 1)
+        both.decode.host.service.abort(("slow", 1))
+        await until(lambda: both.prefill.load.queue_depth == 0)
+        stuck.may_settle.set()
+        await both.abort("next")

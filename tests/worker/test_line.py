@@ -1,17 +1,21 @@
-"""Requests that end while they wait on decode, most of them for room."""
+"""Requests that wait, at prefill for their turn or on decode for room, and end meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from baton.v1 import worker_pb2
 from core.errors import Unavailable
+from engine.batch import StepBatch
+from engine.runner import ModelRunner
 from kvtransfer.peers import Peer
 from tests.engine.harness import make_prompt
 from tests.worker.pair import ROUTER, Pair, pair
@@ -19,10 +23,12 @@ from tests.worker.reads import until
 
 
 @asynccontextmanager
-async def full_decode(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
+async def full_decode(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **prefill: object
+) -> AsyncIterator[Pair]:
     """Decode has no free block while the context lasts, and nobody looks every second."""
     monkeypatch.setattr("worker.host.HEARTBEAT_S", 60)
-    async with pair(folder, decode={"num_gpu_blocks_override": 8}) as both:
+    async with pair(folder, prefill=prefill, decode={"num_gpu_blocks_override": 8}) as both:
         pool = both.decode.host.engine.pool
         blocks = pool.allocate(8)
         assert blocks is not None
@@ -93,3 +99,65 @@ async def test_a_router_that_leaves_during_the_handshake_leaves_nothing_behind(
         with pytest.raises(grpc.RpcError):
             await both.send(both.dispatch(make_prompt(40), "late"))
         assert len(host.service._requests) == 0  # type: ignore[attr-defined]
+
+
+CHUNKS = {"max_num_batched_tokens": 64, "max_num_seqs": 32}
+"""Prompts of 128 tokens in all may be ahead of what is being computed."""
+
+
+async def test_a_request_that_ends_before_its_turn_lets_the_next_one_ask_for_room(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with full_decode(folder, monkeypatch, **CHUNKS) as both:
+        for name in ("first", "second"):
+            await both.send(both.dispatch(make_prompt(100), name))
+        await until(lambda: both.decode.load.queue_depth == 1)
+        assert both.prefill.load.queue_depth == 1
+        await both.abort("first")
+        await until(lambda: both.prefill.load.queue_depth == 0)
+        await until(lambda: both.decode.load.queue_depth == 1)
+        await both.abort("second")
+
+
+async def test_the_next_prompt_gets_its_room_while_one_is_computed_and_an_end_stops_both(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = ModelRunner.execute
+    may_compute = threading.Event()
+    steps = []
+
+    def execute(self: ModelRunner, batch: StepBatch, after_layer: Any = None) -> Any:
+        steps.append([item.sequence.request_id for item in batch.sequences])
+        may_compute.wait(30)
+        return runner(self, batch, after_layer)
+
+    monkeypatch.setattr(ModelRunner, "execute", execute)
+    async with pair(folder, prefill=CHUNKS) as both:
+        for name in ("first", "second"):
+            await both.send(both.dispatch(make_prompt(100), name))
+        await until(lambda: both.decode.load.imports == 2)
+        await asyncio.gather(both.abort("first"), both.abort("second"))
+        may_compute.set()
+        await both.until_idle()
+        # What was on the device came to its end, and that was all.
+        assert steps == [["first"]]
+
+
+async def test_what_decode_gives_up_is_not_computed_to_its_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_compute = threading.Event()
+    real_execute = ModelRunner.execute
+
+    def execute(self: ModelRunner, batch: StepBatch, after_layer: Any = None) -> Any:
+        may_compute.wait(30)
+        return real_execute(self, batch, after_layer)
+
+    monkeypatch.setattr(ModelRunner, "execute", execute)
+    async with pair(folder) as both:
+        result = await both.send(both.dispatch(make_prompt(100), "given-up"))
+        await until(lambda: both.prefill.load.exports == 1)
+        both.decode.host.service.abort(("given-up", 1))
+        await asyncio.wait_for(result.ended.wait(), 20)
+        may_compute.set()
+        assert "gave the hand-off up" in str(result.error)

@@ -14,6 +14,7 @@ from core.errors import Unavailable
 from kvtransfer.service import ExportService, ImportService
 from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, flip_a_byte_of, pair
+from tests.worker.reads import StuckPull
 
 
 def lose_last_answers(
@@ -133,3 +134,18 @@ async def test_a_revocation_by_another_life_of_prefill_ends_nothing(folder: Path
         )
         await asyncio.wait_for(result.ended.wait(), 30)
         assert result.output == expected(prompt, 100)
+
+
+async def test_an_announcement_without_an_answer_is_waited_for_as_long_as_its_lease_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.host.HEARTBEAT_S", 0.02)
+    lose_last_answers(monkeypatch, 1, asyncio.Event())
+    async with pair(folder, prefill={"lease_s": 0.1}) as both:
+        stuck = StuckPull()
+        monkeypatch.setattr(both.decode.host.transport, "pull", lambda *_: stuck)
+        result = await both.send(both.dispatch(make_prompt(40), "unanswered"))
+        await asyncio.wait_for(result.ended.wait(), 30)
+        assert "lease is over" in str(result.error)
+        await asyncio.wait_for(stuck.is_aborted.wait(), 30)
+        stuck.may_settle.set()
