@@ -32,6 +32,8 @@ class Placement:
     decode: WorkerLink
     num_missing_tokens: int
     """What prefill must compute, as far as the index knows."""
+    source: worker_pb2.PrefixSource | None = None
+    """Whose prefix prefill may take over."""
 
     @property
     def links(self) -> tuple[WorkerLink, WorkerLink]:
@@ -186,11 +188,17 @@ class Attempt:
     def _tell_prefill(self) -> None:
         """Decode knows the request: prefill may begin. A repeated assignment does no harm."""
         if not self._ended.done():
-            self._assign(self._placement.prefill, partner=self._placement.decode)
+            placement = self._placement
+            self._assign(placement.prefill, placement.decode, placement.source)
 
-    def _assign(self, link: WorkerLink, partner: WorkerLink) -> None:
+    def _assign(
+        self,
+        link: WorkerLink,
+        partner: WorkerLink,
+        source: worker_pb2.PrefixSource | None = None,
+    ) -> None:
         try:
-            link.assign(self._message, partner)
+            link.assign(self._message, partner, source)
         except BatonError as error:
             self._fail(error, link)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from baton.v1 import types_pb2
+from baton.v1 import types_pb2, worker_pb2
 from core.errors import Unavailable
 from core.fingerprint import hash_scope
 from core.hashing import block_hashes
@@ -14,6 +14,7 @@ from router.attach import WorkerLink
 from router.breaker import Breaker
 from router.dispatch import Placement
 from router.prefix_hints import PrefixHints
+from router.prefix_source import MIN_GAIN_TOKENS, choose_source
 from router.routing import DecodeView, PrefillView, choose_decode, choose_prefill
 from router.workers import WorkerPool
 
@@ -58,7 +59,22 @@ class Placer:
             prefill=prefills[prefill_id],
             decode=decodes[decode_id],
             num_missing_tokens=max(1, len(token_ids) - num_held_tokens),
+            source=self._source(prefill_id, prefills | decodes, held, avoid),
         )
+
+    def _source(
+        self,
+        prefill_id: str,
+        links: Mapping[str, WorkerLink],
+        held: Mapping[str, int],
+        avoid: Collection[str],
+    ) -> worker_pb2.PrefixSource | None:
+        """Whose prefix the prefill worker may take over."""
+        assert self.pool.fingerprint is not None
+        min_gain_blocks = -(-MIN_GAIN_TOKENS // self.pool.fingerprint.block_size)
+        held = {worker_id: held.get(worker_id, 0) for worker_id in links}
+        source_id = choose_source(held, prefill_id, min_gain_blocks, self.rng, avoid)
+        return None if source_id is None else links[source_id].prefix(held[source_id])
 
     def _links(self, role: types_pb2.Role.ValueType) -> list[WorkerLink]:
         links = self.pool.usable(role)
