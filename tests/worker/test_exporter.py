@@ -120,7 +120,7 @@ async def test_a_later_life_lends_nothing_for_a_former_one(folder: Path) -> None
 async def test_a_question_that_is_taken_back_pins_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with borrower(folder) as (reader, both):
+    async with borrower(folder, lease_s=600.0, max_lease_s=600.0) as (reader, both):
         asked = []
 
         async def never(*_: object) -> list[int]:

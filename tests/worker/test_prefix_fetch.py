@@ -111,6 +111,19 @@ async def test_a_conversation_goes_on_with_what_a_decode_worker_holds_of_it(
         assert result.cached_tokens == 64
 
 
+@pytest.mark.parametrize("transport", ["tcp", "nixl", "ucxx"])
+async def test_the_partner_of_a_hand_off_may_be_the_source(
+    folder: Path, expected, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    async with two_pairs(folder, monkeypatch, transport) as (_, two):
+        prompt = make_prompt(40)
+        answer = await two.generate(prompt, "first turn", max_tokens=30)
+        prompt += [*answer.output, *make_prompt(10)]
+        result = await two.generate(prompt, "second turn", source=held_by(two.decode, 4))
+        assert result.output == expected(prompt)
+        assert (result.cached_tokens, result.transferred_blocks) == (64, 1)
+
+
 async def test_only_what_is_missing_is_fetched_and_no_more_than_the_source_seems_to_hold(
     folder: Path, expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
