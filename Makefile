@@ -61,6 +61,9 @@ bench: $(DEV_STAMP) ## run the quick benchmarks
 	$(BIN)/python -m bench.handoff --quick
 	$(BIN)/python -m bench.idle
 	$(BIN)/python -m bench.chaos --minutes 0.5
+	$(BIN)/python -m bench.router --quick
+	$(BIN)/python -m bench.index --quick
+	$(BIN)/python -m bench.routing
 
 $(BIN)/python:
 	@# Some systems ship Python without ensurepip; their own pip can stand in for it.

@@ -62,6 +62,8 @@ _DRAWN_ARGS = {
 _ROUTER_ARGS = (
     *("--worker-silence-s", str(SILENCE_S), "--worker-poll-s", "0.2"),
     *("--request-timeout-s", str(REQUEST_TIMEOUT_S)),
+    # Few requests stay on decode; the others are handed off.
+    *("--local-prefill-max-tokens", "32"),
 )
 
 

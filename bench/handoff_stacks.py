@@ -54,9 +54,12 @@ class Model:
 
 @asynccontextmanager
 async def serving(
-    model: Model, link: Link, worker_flags: tuple[str, ...]
+    model: Model, link: Link, worker_flags: tuple[str, ...], local_prefill: int = 0
 ) -> AsyncIterator[AsyncBatonClient]:
-    """A client of a stack that serves `model`. Raises StartupError."""
+    """A client of a stack that serves `model`. Raises StartupError.
+
+    Prompts of up to `local_prefill` tokens stay on decode; at 0 all are handed off.
+    """
     pool_bytes = 2 * MAX_MODEL_LEN // BLOCK_SIZE * model.block_bytes
     flags = ["--dtype", "float32", "--block-size", str(BLOCK_SIZE)]
     flags += ["--max-model-len", str(MAX_MODEL_LEN), "--kv-cache-memory-bytes", str(pool_bytes)]
@@ -66,6 +69,7 @@ async def serving(
         kv_transport=link.way.transport,
         threads_per_worker=1,
         worker_args=(*flags, *worker_flags),
+        router_args=("--local-prefill-max-tokens", str(local_prefill)),
     )
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
         plan = make_plan(config, Path(folder))

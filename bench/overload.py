@@ -6,9 +6,10 @@ class with as many a second as the whole stack can serve, for `--seconds`. Limit
 to the first token are set by what a request takes alone: 15, 30 and 60 times as long for gold,
 silver and bronze, and gold has 70 % of the capacity, silver 30 %, bronze what is left.
 
-Checked: who is admitted gets the first token within its class's limit (19 of 20), who is
-refused hears it at once and when to come back, gold gets its share, nothing is held by anybody
-afterwards, and a request that comes after the load is served as if there had been none.
+Checked: who is admitted gets the first token within its class's limit (19 of 20; bronze, which
+has no guarantee, counts only among all), who is refused hears it at once and when to come back,
+gold gets its share, nothing is held by anybody afterwards, and a request that comes after the
+load is served as if there had been none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.overload_load import PROMPT_TOKENS, Load, Shot, median, quantile
+from bench.overload_load import Load, Shot, median, quantile
 from bench.pods import PodStack, pod_stack
 from bench.random_model import write_random_model
 from bench.report import Reporter, argument_parser
@@ -96,46 +97,50 @@ async def recovery_s(load: Load, capacity: Capacity) -> float:
     return float("inf")
 
 
-def report(
-    reporter: Reporter, shots: list[Shot], capacity: Capacity, seconds: float, recovered_s: float
+def report_classes(
+    reporter: Reporter, shots: list[Shot], capacity: Capacity, seconds: float
 ) -> None:
-    """Rows by class, and the checks."""
-    counted = [shot for shot in shots if shot.at >= WARM_UP * seconds]
+    """What each class got, and whether in time."""
     admitted = [shot for shot in shots if not shot.is_refused]
-    served = dict.fromkeys(SHARES, 0)
+    num_late = 0
     for name in SHARES:
-        own = [shot for shot in shots if shot.class_name == name]
+        asked = sum(shot.class_name == name for shot in shots)
+        own = [shot for shot in admitted if shot.class_name == name]
         ttfts = [shot.ttft_s for shot in own if shot.ttft_s is not None]
-        served[name] = sum(s.class_name == name and not s.is_refused for s in counted)
         limit_s = capacity.limit_s(name)
         reporter.row(
             tenant=name,
-            asked=len(own),
-            admitted=len(ttfts),
+            asked=asked,
+            admitted=len(own),
             ttft_p50_s=quantile(ttfts, 0.5),
             ttft_p95_s=quantile(ttfts, 0.95),
             ttft_limit_s=limit_s,
-            prompt_tokens_per_s=PROMPT_TOKENS * len(ttfts) / seconds,
         )
-        in_time = quantile(ttfts, 0.95) / limit_s if ttfts else 0.0
-        reporter.check(f"{name}: p95 of TTFT over the limit", in_time, "x", "<= 1.0")
-    refused = [shot for shot in shots if shot.is_refused]
-    waits = [1000 * (shot.total_s or 0.0) for shot in refused]
-    errors = [shot.error for shot in refused if isinstance(shot.error, BatonError)]
-    told = sum(error.retry_after_s > 0 for error in errors)
-    reporter.row(
-        tenant="refused",
-        asked=len(refused),
-        refusal_p50_ms=quantile(waits, 0.5),
-        refusal_p95_ms=quantile(waits, 0.95),
-    )
-    reporter.check("refused within, p95", quantile(waits, 0.95), "ms", "<= 50")
-    reporter.check("refused with a time to come back", told / len(refused), "part", "== 1.0")
+        late = sum(ttft > limit_s for ttft in ttfts)
+        num_late += late
+        if SHARES[name]:
+            in_time = 1.0 - late / max(1, len(ttfts))
+            reporter.check(f"{name}: admitted and in time", in_time, "part", ">= 0.95")
+    in_time = 1.0 - num_late / max(1, len(admitted))
+    reporter.check("all: admitted and in time", in_time, "part", ">= 0.95")
     failed = [shot for shot in admitted if shot.error is not None]
     reporter.check("admitted and not served", len(failed), "requests", "== 0")
-    share = served["gold"] / sum(served.values())
+    counted = [shot.class_name for shot in admitted if shot.at >= WARM_UP * seconds]
+    share = counted.count("gold") / len(counted)
     reporter.check("gold's part of what was served", share, "part", f">= {0.9 * SHARES['gold']}")
-    reporter.check("recovered after the load within", recovered_s, "s", f"<= {RECOVERY_S}")
+
+
+def report_refusals(reporter: Reporter, refused: list[Shot], bare_s: list[float]) -> None:
+    """How fast they were; on a busy machine even a call that asks for nothing takes its time."""
+    waits = [shot.total_s or 0.0 for shot in refused]
+    errors = [shot.error for shot in refused if isinstance(shot.error, BatonError)]
+    beyond_ms = 1000 * (quantile(waits, 0.95) - quantile(bare_s, 0.95))
+    for name, times in (("refused", waits), ("bare call", bare_s)):
+        p50_ms, p95_ms = (1000 * quantile(times, q) for q in (0.5, 0.95))
+        reporter.row(tenant=name, asked=len(times), p50_ms=p50_ms, p95_ms=p95_ms)
+    reporter.check("refused within, p95, beyond a bare call", beyond_ms, "ms", "<= 50")
+    told = sum(error.retry_after_s > 0 for error in errors) / max(1, len(errors))
+    reporter.check("refused with a time to come back", told, "part", "== 1.0")
 
 
 async def measure(stack: PodStack, path: Path, reporter: Reporter, seconds: float) -> None:
@@ -149,9 +154,13 @@ async def measure(stack: PodStack, path: Path, reporter: Reporter, seconds: floa
         await asyncio.to_thread(path.write_text, tenants(limits))
         await asyncio.sleep(3 * POLL_S)
         rates = dict.fromkeys(SHARES, capacity.requests_per_s)
+        calling = asyncio.create_task(load.bare_calls())
         shots = await load.offer(rates, seconds)
+        calling.cancel()
         recovered_s = await recovery_s(load, capacity)
-    report(reporter, shots, capacity, seconds, recovered_s)
+        report_classes(reporter, shots, capacity, seconds)
+        report_refusals(reporter, [s for s in shots if s.is_refused], await calling)
+        reporter.check("recovered after the load within", recovered_s, "s", f"<= {RECOVERY_S}")
 
 
 def main() -> int:

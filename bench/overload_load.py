@@ -69,6 +69,18 @@ class Load:
         used = await asyncio.gather(*(use() for _ in range(num_clients)))
         return [shot for shots in used for shot in shots]
 
+    async def bare_calls(self) -> list[float]:
+        """What the least call takes, in seconds, ten times a second until cancelled."""
+        taken: list[float] = []
+        try:
+            while True:
+                began_at = time.perf_counter()
+                await self._stub.GetModel(inference_pb2.GetModelRequest())
+                taken.append(time.perf_counter() - began_at)
+                await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            return taken
+
     async def shoot(self, class_name: str, at: float = 0.0) -> Shot:
         """One request with a prompt of its own."""
         ids = [self._rng.randint(_FIRST_TEXT_ID, _LAST_TEXT_ID) for _ in range(PROMPT_TOKENS)]

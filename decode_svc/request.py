@@ -27,10 +27,13 @@ class Request:
     """State of one request."""
 
     dispatch: worker_pb2.Dispatch
-    peer: Peer
+    prefill: Peer | None
+    """None: the prompt is computed here."""
     prompt: Sequence
-    """What all choices begin with; never in the engine itself."""
+    """What all choices begin with; in the engine itself only when it is computed here."""
     digest_plan: DigestPlan
+    num_missing_blocks: int
+    """Blocks that it needs and the cache had not, when it came."""
     news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
     ended: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -49,6 +52,12 @@ class Request:
     @property
     def key(self) -> RequestKey:
         return self.prompt.request_key
+
+    @property
+    def peer(self) -> Peer:
+        """Of a request that is handed off."""
+        assert self.prefill is not None, "computed here"
+        return self.prefill
 
     @property
     def num_choices(self) -> int:

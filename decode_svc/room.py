@@ -1,4 +1,4 @@
-"""Blocks for requests that come from prefill: first come, first served.
+"""Blocks for new requests: first come, first served, whether their KV comes from prefill or not.
 
 A request gets what its known tokens need, less what the prefix cache holds, and copies of the
 last block for its choices. Some blocks stay free for the sequences that are running (the
@@ -19,6 +19,9 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from kvtransfer.imports import ImportKey, ImportTable
 
+Take = Callable[[list[int], list[int], list[int]], object]
+"""Becomes the owner of blocks: those that the cache provided, new ones, and spare ones."""
+
 
 @dataclass(eq=False)
 class _Claim:
@@ -26,6 +29,9 @@ class _Claim:
 
     prompt: Sequence
     num_choices: int
+    num_reusable: int
+    """Leading blocks that may come from the cache."""
+    take: Take
     granted: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -45,9 +51,7 @@ class Room:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    async def take(
-        self, prompt: Sequence, hashes: Callable[[], list[bytes]], num_choices: int = 1
-    ) -> None:
+    async def take(self, prompt: Sequence, num_choices: int = 1) -> None:
         """Waits until the prompt has an import in the table, which then owns its blocks.
 
         Its `spare` blocks are for copies of the last one, which the choices cannot share.
@@ -60,11 +64,33 @@ class Room:
             raise TransferError(f"{key[0]} attempt {key[1]} had its room")
         if self._imports.get(key) is not None:
             return
+        await self._wait(
+            _Claim(
+                prompt,
+                num_choices,
+                len(prompt.block_hashes),
+                lambda held, fresh, spare: self._imports.grant(key, held, fresh, spare=spare),
+            )
+        )
+
+    async def take_local(
+        self, sequence: Sequence, take: Callable[[list[int], list[int]], object]
+    ) -> None:
+        """Waits in the same line for a sequence that is computed here.
+
+        `take` is called at the moment of the grant, so that the blocks have an owner at once.
+        At least the newest token's block is new. Raises CancelledError after `withdraw`.
+        """
+        num_reusable = (sequence.num_tokens - 1) // self._pool.block_size
+        await self._wait(
+            _Claim(sequence, 1, num_reusable, lambda held, fresh, _: take(held, fresh))
+        )
+
+    async def _wait(self, asked: _Claim) -> None:
+        key = asked.prompt.request_key
         claim = self._waiting.get(key)
         if claim is None:
-            if not prompt.block_hashes:
-                prompt.block_hashes = hashes()
-            claim = self._waiting[key] = _Claim(prompt, num_choices)
+            claim = self._waiting[key] = asked
             self.update()
         claim.num_asking += 1
         try:
@@ -86,19 +112,19 @@ class Room:
         while self._waiting and self._scheduler.num_preempted == 0:
             key = next(iter(self._waiting))
             claim = self._waiting[key]
-            if not self._grant(key, claim):
+            if not self._grant(claim):
                 return
             del self._waiting[key]
             claim.granted.set_result(None)
 
-    def _grant(self, key: ImportKey, claim: _Claim) -> bool:
+    def _grant(self, claim: _Claim) -> bool:
         size, num_tokens = self._pool.block_size, claim.prompt.num_tokens
         num_blocks = -(-num_tokens // size)
         # Choices for which the whole pool is too small are computed again, like preempted ones.
         num_spare = min(
             num_copies(num_tokens, claim.num_choices, size), self._pool.num_blocks - num_blocks
         )
-        held = self._pool.match_prefix(claim.prompt.block_hashes)
+        held = self._pool.match_prefix(claim.prompt.block_hashes[: claim.num_reusable])
         # One block for each choice's growth and one for each running sequence's. Without any
         # of them the whole pool is free, and a request as large as the pool must get in.
         is_alone = self._scheduler.num_running == 0 and self._imports.num_open == 0
@@ -107,5 +133,5 @@ class Room:
         blocks = self._pool.reserve(held, num_fresh + num_spare, spare=watermark)
         if blocks is None:
             return False
-        self._imports.grant(key, held, blocks[:num_fresh], spare=blocks[num_fresh:])
+        claim.take(held, blocks[:num_fresh], blocks[num_fresh:])
         return True

@@ -3,7 +3,8 @@
     dispatch → grant (room) → pull what prefill announces → release → commit → decode
 
 Until the commit the import owns the blocks, after it the sequences of the request's choices. The
-request's task is the owner of both: its `finally` frees them on every path.
+request's task is the owner of both: its `finally` frees them on every path. A dispatch without a
+prefill worker goes the way of `decode_svc.local`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from core.errors import BatonError, TransferError, Unavailable
 from core.hashing import block_hashes
 from core.logs import event
 from decode_svc.choices import Choices, check_first_tokens
+from decode_svc.local import LocalMeter, check_local, start_local
 from decode_svc.reader import Reader
 from decode_svc.request import News, Request
 from decode_svc.room import Room
@@ -58,6 +60,7 @@ class DecodeService(RoleService):
         self._reader = Reader(host, self._imports, self._requests, self.on_room)
         self._choices = Choices(host)
         self._exporter = Exporter(host, lambda *_: self.on_room())
+        self._local_meter = LocalMeter()
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         kv_transfer_pb2_grpc.add_KvImportServicer_to_server(ImportService(self), server)
@@ -70,20 +73,25 @@ class DecodeService(RoleService):
         prompt = sequence_from_dispatch(
             dispatch, self._host.identity.fingerprint, self._host.engine.max_model_len
         )
-        peer = await self._host.peers.connected(assignment.partner)
-        # The router may have left meanwhile, and its requests end when it leaves.
-        self._host.hub.require(dispatch.router_id)
-        state = Request(dispatch, peer, prompt, self._host.settings.digest_plan())
+        prefill = None
+        if assignment.HasField("partner"):
+            prefill = await self._host.peers.connected(assignment.partner)
+            # The router may have left meanwhile, and its requests end when it leaves.
+            self._host.hub.require(dispatch.router_id)
+        else:
+            check_local(dispatch.n, dispatch.HasField("prompt_logprobs"))
+        prompt.block_hashes = self._hashes(prompt)
+        plan = self._host.settings.digest_plan()
+        state = Request(dispatch, prefill, prompt, plan, self._num_missing_blocks(prompt))
         self._requests.start(dispatch, state, self._serve)
-        self._host.hub.publish(
-            dispatch.router_id,
-            worker_pb2.SequenceOutput(
-                request_id=dispatch.request_id, attempt=dispatch.attempt, accepted=True
-            ),
-        )
 
     async def _serve(self, request: Request) -> None:
         try:
+            if request.prefill is None:
+                block_size = self._host.engine.pool.block_size
+                await start_local(request, self._room, self._host.loop, block_size)
+                await request.ended
+                return
             blocks, last_news = await self._reader.receive(request)
             self._choices.start(request, blocks, last_news.first_tokens)
             await request.ended
@@ -95,7 +103,7 @@ class DecodeService(RoleService):
         self._room.withdraw(request.key)
         self._imports.abort(request.key)
         self._choices.free(request)
-        if not request.is_released:
+        if request.prefill is not None and not request.is_released:
             self._host.tasks.start(self._reader.give_up_export(request))
         self.on_room()
 
@@ -108,8 +116,7 @@ class DecodeService(RoleService):
         if (request.peer.epoch, self._host.identity.epoch) != (prefill_epoch, decode_epoch):
             raise Unavailable("one of the two workers has restarted since the dispatch")
         try:
-            prompt = request.prompt
-            await self._room.take(prompt, lambda: self._hashes(prompt), request.num_choices)
+            await self._room.take(request.prompt, request.num_choices)
         except asyncio.CancelledError:
             if self._requests.get(key) is request:
                 raise
@@ -145,7 +152,7 @@ class DecodeService(RoleService):
         self, key: ImportKey, prefill_epoch: int, error: types_pb2.ErrorDetail | None
     ) -> None:
         request = self._requests.get(key)
-        if request is None or request.peer.epoch != prefill_epoch:
+        if request is None or request.prefill is None or request.prefill.epoch != prefill_epoch:
             return
         if error is not None:
             event(logger, logging.INFO, "prefill_gave_up", request_id=key[0], code=error.code)
@@ -155,9 +162,14 @@ class DecodeService(RoleService):
 
     def _require(self, key: ImportKey) -> Request:
         request = self._requests.get(key)
-        if request is None:
+        if request is None or request.prefill is None:
             raise TransferError(f"{key[0]} attempt {key[1]} is not known here")
         return request
+
+    def _num_missing_blocks(self, prompt: Sequence) -> int:
+        pool = self._host.engine.pool
+        num_blocks = -(-prompt.num_tokens // pool.block_size)
+        return num_blocks - pool.match_length(prompt.block_hashes)
 
     def _hashes(self, sequence: Sequence) -> list[bytes]:
         size = self._host.engine.pool.block_size
@@ -166,7 +178,8 @@ class DecodeService(RoleService):
     # StepObserver: on the event loop, between steps
 
     def on_scheduled(self, batch: StepBatch) -> frozenset[int]:
-        """Nothing to do: blocks belong to their sequences."""
+        """Blocks belong to their sequences already."""
+        self._local_meter.begin(batch, self._host.clock())
         return frozenset()
 
     def on_layers(self, batch: StepBatch, num_layers: int) -> None:
@@ -181,6 +194,7 @@ class DecodeService(RoleService):
 
     def on_updates(self, updates: list[SequenceUpdate]) -> None:
         """Sends every new token; all of a step travel in one message per router."""
+        self._local_meter.end(self._host.clock())
         for update in updates:
             request = self._requests.get(update.sequence.request_key)
             if request is None or update.token is None:
@@ -188,6 +202,8 @@ class DecodeService(RoleService):
             output = token_output(
                 update.sequence, update.token, update.output_index, update.finish_reason
             )
+            if request.prefill is None:
+                output.cached_tokens = update.sequence.num_cached_tokens
             self._host.hub.publish(request.dispatch.router_id, output)
             if update.finish_reason is not None:
                 request.end_choice(update.sequence.choice)
@@ -218,8 +234,9 @@ class DecodeService(RoleService):
 
     def _has_begun(self, request: Request) -> bool:
         """Whether blocks belong to it, or did."""
-        is_importing = self._imports.get(request.key) is not None
-        return is_importing or any(s.num_computed_tokens > 0 for s in request.running.values())
+        if self._imports.get(request.key) is not None:
+            return True
+        return any(s.block_table or s.num_computed_tokens > 0 for s in request.running.values())
 
     def on_room(self) -> None:
         self._room.update()
@@ -241,4 +258,11 @@ class DecodeService(RoleService):
             running=scheduler.num_running,
             imports=self._imports.num_open,
             exports=self._exporter.exports.num_open,
+            requests=len(self._requests),
+            pending_blocks=sum(
+                request.num_missing_blocks
+                for request in self._requests
+                if not self._has_begun(request)
+            ),
+            prefill_s_per_token=self._local_meter.s_per_token,
         )

@@ -40,6 +40,7 @@ class EngineConfig:
     """Longest sequence, in tokens. None: the model's context length."""
     max_num_seqs: int = SchedulerConfig.max_num_seqs
     max_num_batched_tokens: int = SchedulerConfig.max_num_batched_tokens
+    max_prefill_tokens_beside_decodes: int | None = None
     max_num_partial_prefills: int = SchedulerConfig.max_num_partial_prefills
     max_long_partial_prefills: int = SchedulerConfig.max_long_partial_prefills
     long_prefill_token_threshold: int = SchedulerConfig.long_prefill_token_threshold
@@ -162,6 +163,7 @@ def _scheduler_config(config: EngineConfig, max_model_len: int) -> SchedulerConf
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_prefill_tokens_beside_decodes=config.max_prefill_tokens_beside_decodes,
         max_num_partial_prefills=config.max_num_partial_prefills,
         max_long_partial_prefills=config.max_long_partial_prefills,
         long_prefill_token_threshold=config.long_prefill_token_threshold,

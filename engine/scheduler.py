@@ -38,8 +38,8 @@ _MAX_WATERMARK_SHARE = 0.05
 class Scheduler:
     """Sequences of one engine, from `add` to their finish.
 
-    A sequence waits (`_waiting`, holding no block), is ready (`_ready`: its KV came from
-    another pod, and it waits for a place in the batch, holding its blocks), or runs
+    A sequence waits (`_waiting`, holding no block), is ready (`_ready`: it came with its
+    blocks and waits for a place in the batch), or runs
     (`_running`, in order of arrival). Its blocks' references belong to it and are released
     here when it finishes, is aborted or preempted; its block table is empty afterwards, so
     whoever needs the blocks longer takes references of their own before.
@@ -119,6 +119,20 @@ class Scheduler:
         self._ready[sequence.key] = sequence
         self._promote_ready()
 
+    def add_allocated(self, sequence: Sequence) -> None:
+        """Takes over a sequence that has blocks for all its known tokens.
+
+        The references of `block_table` become the sequence's. The first of its blocks, full
+        of `num_computed_tokens`, come from the prefix cache; the rest is computed as soon as
+        there is a place in the batch, before any waiting sequence.
+        """
+        assert sequence.num_computed_tokens < sequence.num_tokens
+        assert len(sequence.block_table) == self._num_blocks_for(sequence.num_tokens)
+        self._register(sequence)
+        sequence.num_cached_tokens = sequence.num_computed_tokens
+        self._ready[sequence.key] = sequence
+        self._promote_ready()
+
     def abort(self, key: SequenceKey) -> Sequence | None:
         """Ends a sequence without a reason to finish; None when it is not known (any more).
 
@@ -145,7 +159,7 @@ class Scheduler:
         self._promote_ready()
         num_preempted = self.num_preempted
         items = self._schedule_decodes()
-        plan = PrefillPlan(self._config, self._config.max_num_batched_tokens - len(items))
+        plan = PrefillPlan(self._config, self._prefill_budget(len(items)))
         for sequence in self._running:
             if not _is_decoding(sequence):
                 plan.add(sequence)
@@ -159,6 +173,11 @@ class Scheduler:
         self._in_flight = StepBatch(tuple(items))
         self._in_flight_keys = frozenset(item.sequence.key for item in items)
         return self._in_flight
+
+    def _prefill_budget(self, num_decodes: int) -> int:
+        budget = self._config.max_num_batched_tokens - num_decodes
+        beside = self._config.max_prefill_tokens_beside_decodes
+        return budget if beside is None or num_decodes == 0 else min(budget, beside)
 
     def take_preempted(self) -> list[Sequence]:
         """Sequences preempted since the last call that still wait, in order of arrival.

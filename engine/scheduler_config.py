@@ -22,6 +22,8 @@ class SchedulerConfig:
     """Most sequences in the batch, decoding or being prefilled."""
     max_num_batched_tokens: int = 2048
     """Most tokens computed in one step."""
+    max_prefill_tokens_beside_decodes: int | None = None
+    """Most tokens of prompts in a step that decodes too; None: as many as fit the step."""
     max_num_partial_prefills: int = 2
     """Most partial prefills at a time; each long one is sure of its share of the budget."""
     max_long_partial_prefills: int = 1
@@ -39,6 +41,11 @@ class SchedulerConfig:
         ):
             if getattr(self, name) < 1:
                 raise StartupError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        beside = self.max_prefill_tokens_beside_decodes
+        if beside is not None and beside < 1:
+            raise StartupError(
+                f"max_prefill_tokens_beside_decodes is {beside}: it must be at least 1"
+            )
         # A step has room for every running decode, so none is stalled by the others.
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise StartupError(

@@ -42,10 +42,6 @@ class Gate:
     def num_waiting(self) -> int:
         return sum(len(line) for line in self._waiting.values())
 
-    @property
-    def num_waiting_tokens(self) -> int:
-        return sum(ticket.num_tokens for line in self._waiting.values() for ticket in line)
-
     async def enter(self, ticket: Ticket) -> None:
         """Waits for its turn. Pair with `leave`, also when this is cancelled."""
         self._num_arrivals += 1

@@ -49,20 +49,3 @@ def exposed_s(chunk: Chunk, link: LinkEstimate, num_groups: int) -> float:
     read_s = link.read_s(chunk.num_bytes / num_groups)
     first_final_s = chunk.compute_s / num_groups
     return max(read_s, first_final_s + num_groups * read_s - chunk.compute_s)
-
-
-class ComputeMeter:
-    """Seconds per prompt token, learned from steps."""
-
-    def __init__(self) -> None:
-        self._s_per_token = 0.0
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """One finished step."""
-        sample = seconds / num_tokens
-        weight = 0.3 if self._s_per_token else 1.0
-        self._s_per_token += weight * (sample - self._s_per_token)
-
-    def expected_s(self, num_tokens: int) -> float:
-        """0 before anything was observed."""
-        return self._s_per_token * num_tokens

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from baton.v1 import worker_pb2
 from core.errors import BatonError
-from core.hashing import block_hashes
 from core.logs import event
 from engine.sequence import Sequence
 from kvtransfer.link import LinkEstimate
@@ -64,25 +63,19 @@ class PrefixFetcher:
         """By worker id."""
 
     async def bring(self, sequence: Sequence, source: worker_pb2.PrefixSource) -> None:
-        """Returns when what `source` holds of a new sequence is cached here.
+        """Returns when what `source` holds of a new sequence, which has its hashes, is cached here.
 
         Also when that has failed, or takes longer than to compute it. Raises no error.
         """
-        hashes = self._usable_hashes(sequence, source.num_blocks)
+        # The newest token is always computed, into a block of its own.
+        num_usable = (sequence.num_tokens - 1) // self._pool.block_size
+        hashes = sequence.block_hashes[: max(0, min(source.num_blocks, num_usable))]
         compute_s = self._compute_s(len(hashes) - self._pool.match_length(hashes))
         try:
             async with asyncio.timeout(min(MAX_FETCH_S, compute_s or MAX_FETCH_S)):
                 await self._bring(hashes, source.worker)
         except TimeoutError:
             self._pause(source.worker.worker_id, "too slow")
-
-    def _usable_hashes(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
-        """Of leading blocks: the newest token is always computed, into a block of its own."""
-        size = self._pool.block_size
-        num_blocks = max(0, min(num_blocks, (sequence.num_tokens - 1) // size))
-        tokens = sequence.token_slice(0, num_blocks * size)
-        sequence.block_hashes = block_hashes(tokens, size, sequence.scope)
-        return list(sequence.block_hashes)
 
     def _compute_s(self, num_blocks: int) -> float:
         return self._expected_s(num_blocks * self._pool.block_size)

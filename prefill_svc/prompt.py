@@ -26,6 +26,8 @@ class Prompt:
     sampling: SamplingParams
     """With the client's own limits."""
     ticket: Ticket
+    num_uncached: int
+    """Tokens to compute, as it seemed when the prompt came, or its prefix was fetched."""
     source: worker_pb2.PrefixSource | None = None
     """Who seems to hold more of it than this worker."""
     block_ids: list[int] = field(default_factory=list)
@@ -42,6 +44,13 @@ class Prompt:
     @property
     def key(self) -> RequestKey:
         return self.sequence.request_key
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens still to compute."""
+        if not self.block_ids:
+            return self.num_uncached
+        return self.sequence.num_tokens - self.sequence.num_computed_tokens
 
     @property
     def wants_logprobs(self) -> bool:

@@ -23,17 +23,19 @@ from core.errors import (
     TransferError,
     Unavailable,
 )
+from core.hashing import block_hashes
 from engine.batch import ScheduledSequence, SequenceUpdate, StepBatch
 from engine.sequence import Sequence
 from kvtransfer.exports import ExportKey
 from kvtransfer.link import LinkEstimate
 from prefill_svc.gate import Gate, Ticket
 from prefill_svc.hand_off import HandOff
-from prefill_svc.overlap import Chunk, ComputeMeter, layer_boundaries
+from prefill_svc.overlap import Chunk, layer_boundaries
 from prefill_svc.prefix_fetch import PrefixFetcher
 from prefill_svc.prefix_reader import PrefixReader
 from prefill_svc.progress import Progress
 from prefill_svc.prompt import Prompt
+from worker.compute_meter import ComputeMeter
 from worker.convert import prompt_from_dispatch
 from worker.exporter import Exporter
 from worker.first_tokens import first_outputs, first_tokens
@@ -86,12 +88,21 @@ class PrefillService(RoleService):
         num_outputs = len(sequence.output_token_ids)
         sequence.sampling = dataclasses.replace(sampling, max_tokens=num_outputs + 1)
         num_blocks = -(-sequence.num_tokens // self._host.engine.pool.block_size)
+        tokens = sequence.token_slice(0, sequence.num_tokens)
+        sequence.block_hashes = block_hashes(tokens, self._block_size, sequence.scope)
+        num_uncached = self._num_uncached(sequence)
         ticket = Ticket(decode.worker_id, sequence.num_tokens, num_blocks)
-        prompt = Prompt(dispatch, decode, sequence, sampling, ticket)
+        prompt = Prompt(dispatch, decode, sequence, sampling, ticket, num_uncached)
         # With log-probabilities of its own, a prompt is computed whole.
         if assignment.HasField("source") and not prompt.wants_logprobs:
             prompt.source = assignment.source
         self._requests.start(dispatch, prompt, self._serve)
+
+    def _num_uncached(self, sequence: Sequence) -> int:
+        size = self._block_size
+        # The newest token is computed in any case.
+        reusable = sequence.block_hashes[: (sequence.num_tokens - 1) // size]
+        return sequence.num_tokens - self._host.engine.pool.match_length(reusable) * size
 
     async def _serve(self, prompt: Prompt) -> None:
         key = prompt.key
@@ -119,6 +130,7 @@ class PrefillService(RoleService):
         try:
             grant = await self._hand_off.ask_for_grant(prompt)
             await fetching
+            prompt.num_uncached = self._num_uncached(prompt.sequence)
         finally:
             fetching.cancel()
         return grant
@@ -232,8 +244,10 @@ class PrefillService(RoleService):
         scheduler = self._host.engine.scheduler
         return types_pb2.Load(
             queue_depth=self._gate.num_waiting + scheduler.num_waiting,
-            queued_tokens=self._gate.num_waiting_tokens + scheduler.num_queued_tokens,
+            queued_tokens=sum(prompt.num_remaining for prompt in self._requests),
             running=scheduler.num_running,
             exports=self._exports.num_open,
             imports=self._prefix_reader.num_open,
+            requests=len(self._requests),
+            prefill_s_per_token=self._compute_meter.s_per_token,
         )

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from baton.v1 import types_pb2
-from router.admission_model import RatioMeter
+from router.admission_model import RatioMeter, SpeedMeter
 
+_RESIDENCE_DECAY = 0.95
 ASSUMED_TOKENS_PER_S = 2000.0
 """Of a prefill worker before anything has been measured; only bounds what is sent there."""
 
@@ -28,7 +29,7 @@ class PrefillState:
     """Of other routers, by the last report."""
     window_at: float = 0.0
     """Begin of the span that the next first token is measured over."""
-    speed: RatioMeter = field(default_factory=RatioMeter)
+    speed: SpeedMeter = field(default_factory=SpeedMeter)
 
     @property
     def tokens(self) -> int:
@@ -186,7 +187,8 @@ class Ledger:
     def ended(self, item: InFlight, now: float) -> None:
         """It is over, whatever the reason."""
         if item.is_prefilled:
-            self._residence.add(item.need_blocks * (now - item.prefilled_at), item.need_blocks)
+            block_seconds = item.need_blocks * (now - item.prefilled_at)
+            self._residence.add(block_seconds, item.need_blocks, _RESIDENCE_DECAY)
         self._take_back(item)
         self.num_inflight -= 1
 

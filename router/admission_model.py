@@ -9,30 +9,50 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_SAMPLE_DECAY = 0.9
+_SPEED_MEMORY_S = 2.0
 _OUTPUT_DECAY = 0.98
 _FIRST_OUTPUT_TOKENS = 128.0
 _QUANTILE = 0.95
-_QUANTILE_STEP = 0.05
+_QUANTILE_STEP = 0.1
+_FIRST_MARGIN = 1.5
 _MAX_MARGIN = 4.0
 
 
 class RatioMeter:
-    """Sum of amounts over sum of spans, where each newer sample counts more than the last.
+    """Sum of amounts over sum of spans, where newer samples count more.
 
-    None before the first sample.
+    `decay` of a sample: what is left of the weight of all before it.
     """
 
     def __init__(self) -> None:
         self.value: float | None = None
+        """None before the first sample."""
         self._amount = 0.0
         self._span = 0.0
 
-    def add(self, amount: float, span: float) -> None:
-        self._amount = _SAMPLE_DECAY * self._amount + amount
-        self._span = _SAMPLE_DECAY * self._span + span
+    def add(self, amount: float, span: float, decay: float) -> None:
+        self._amount = decay * self._amount + amount
+        self._span = decay * self._span + span
         if self._span > 0:
             self.value = self._amount / self._span
+
+
+class SpeedMeter:
+    """Tokens a second of one worker, over the last seconds in which it was busy.
+
+    Forgetting goes by time, not by samples: prompts of one step end together, the later ones
+    after no time at all, and count as one.
+    """
+
+    def __init__(self) -> None:
+        self._ratio = RatioMeter()
+
+    @property
+    def value(self) -> float | None:
+        return self._ratio.value
+
+    def add(self, num_tokens: int, busy_s: float) -> None:
+        self._ratio.add(num_tokens, busy_s, math.exp(-busy_s / _SPEED_MEMORY_S))
 
 
 class OutputMeter:
@@ -57,7 +77,7 @@ class Margin:
     """
 
     def __init__(self) -> None:
-        self.value = 1.2
+        self.value = _FIRST_MARGIN
 
     def observe(self, forecast_s: float, actual_s: float) -> None:
         is_above = actual_s > self.value * forecast_s

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from router.tenants import ClassName, Tenant
 
-_SHARED_PART_STEP = 0.05
-_MIN_LEFT_OVER = 0.01
+_RECENT_STEP = 0.05
+_MIN_PACE = 0.01
 
 
 @dataclass(eq=False)
@@ -83,8 +83,8 @@ class FairQueue:
         self._classes: dict[ClassName, _ClassLine] = {}
         self._clock = 0.0
         self._numbers = itertools.count()
-        self._shared_part = 0.0
-        """Of those that went lately, how many were of classes with a share."""
+        self._recent: defaultdict[ClassName, float] = defaultdict(float)
+        """Which part of those that went lately were a class's."""
         self.num_waiting = 0
         self.num_prompt_tokens = 0
         self.need_blocks = 0
@@ -129,8 +129,9 @@ class FairQueue:
         line.clock = max(line.clock, flow.virtual)
         line.virtual += item.cost / (line.share or 1.0)
         flow.virtual += item.cost / flow.weight
-        has_share = 1.0 if line.share else 0.0
-        self._shared_part += _SHARED_PART_STEP * (has_share - self._shared_part)
+        for name in self._recent:
+            self._recent[name] *= 1.0 - _RECENT_STEP
+        self._recent[item.tenant.class_name] += _RECENT_STEP
         self._forget(item, line, flow)
         return item
 
@@ -142,35 +143,26 @@ class FairQueue:
     def work_ahead(self, tenant: Tenant, priority: int, cost: int) -> float:
         """What is likely to go before a new request of `tenant`, as a multiple of all that waits.
 
-        At most all that may pass it, and no more than is served while its own line, which
-        gets its share whatever others want, comes to it. Without a share it waits for all
-        that wait with one, and goes on at the pace that those have left over lately.
+        Its own line goes on at the pace that its class is guaranteed among those that wait, or
+        had lately if that is more; others, who come later too, get the rest meanwhile. Without
+        a share it also waits for all that wait with one.
         """
         if not self.num_waiting:
             return 0.0
         line = self._classes.get(tenant.class_name) or _ClassLine()
         flow = line.flows.get(tenant.name) or _Flow()
-        own = sum(cost for level, cost in flow.costs.items() if level >= priority)
+        own = sum(amount for level, amount in flow.costs.items() if level >= priority)
+        others = [other for other in self._classes.values() if other.num_waiting]
+        rivals = sum(other.cost for other in others if other.share > 0 and other is not line)
         share = tenant.service_class.share
-        others = {name: other for name, other in self._classes.items() if other.num_waiting}
-        before = sum(
-            other.cost
-            for name, other in others.items()
-            if name == tenant.class_name or other.share > 0 or share == 0
-        )
-        before -= flow.costs.total() - own
-        total = sum(other.cost for other in others.values())
-        if share == 0:
-            with_share = sum(other.cost for other in others.values() if other.share > 0)
-            if not with_share:
-                return before / total
-            left_over = max(_MIN_LEFT_OVER, 1.0 - self._shared_part)
-            return (with_share + (before - with_share + cost) / left_over - cost) / total
-        rivals = sum(other.share for name, other in others.items() if name != tenant.class_name)
+        shares = sum(other.share for other in others if other is not line)
+        guaranteed = share / (share + shares) if share else float(not rivals)
+        pace = max(guaranteed, self._recent[tenant.class_name], _MIN_PACE)
         flows = line.waiting_flows()
         weights = sum(other.weight for name, other in flows.items() if name != tenant.name)
-        part = share / (share + rivals) * tenant.weight / (tenant.weight + weights)
-        return min(before, own / part) / total
+        pace *= tenant.weight / (tenant.weight + weights)
+        ahead = (own + cost) / pace - cost
+        return (ahead if share else ahead + rivals) / sum(other.cost for other in others)
 
     def _choose(self) -> tuple[_ClassLine, _Flow]:
         assert self.num_waiting, "nobody waits"

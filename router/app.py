@@ -27,12 +27,16 @@ from router.breaker import Breaker
 from router.fallback import Fallback, FallbackConfig
 from router.http.app import HttpApi
 from router.http.server import HttpServer
+from router.local_prefill import LocalPrefillLimit
 from router.metrics import RouterGauges, RouterMetrics
 from router.placement import Placer
+from router.policies import make_policy
 from router.prefix_hints import PrefixHints
 from router.quotas import Quotas
 from router.request import Generation
 from router.requests import RequestTable
+from router.routing import RoutingCosts, RoutingCounters
+from router.routing_metrics import RoutingMetrics
 from router.service import InferenceService
 from router.settings import RouterSettings
 from router.tenant_file import TenantBook
@@ -79,7 +83,6 @@ class Router:
             ),
         )
         self._breaker = Breaker()
-        hints = PrefixHints(PrefixIndexReader(self._redis))
         self._tenants = TenantBook(settings.tenants, keys)
         self._quotas = Quotas(self._redis, router_id, self._tasks)
         self._admission = Admission(
@@ -91,13 +94,25 @@ class Router:
             rng,
         )
         self._pool.observe(self._admission)
+        # Equal weights: where a request goes does not depend on what can be pulled there, or
+        # each prefix would soon be in every cache.
+        costs = RoutingCosts(work=settings.prefix_weight, pull_block=settings.prefix_weight)
+        placer = Placer(
+            pool=self._pool,
+            breaker=self._breaker,
+            hints=PrefixHints(PrefixIndexReader(self._redis)),
+            load_max_age_s=settings.load_max_age_s,
+            policy=make_policy(settings.routing_policy, costs, rng),
+            local_limit=LocalPrefillLimit(settings.local_prefill_max_tokens),
+            counters=RoutingCounters(),
+        )
         limits = _model_limits(folder, settings.served_model_name)
         self._fallback = _fallback(settings, limits.served_name)
         generation = Generation(
             router_id=router_id,
             tokenizer=Tokenizer(folder),
             limits=limits,
-            placer=Placer(self._pool, self._breaker, hints, settings.load_max_age_s, rng),
+            placer=placer,
             tenants=self._tenants,
             admission=self._admission,
             breaker=self._breaker,
@@ -111,6 +126,7 @@ class Router:
             RouterGauges(lambda: self._table.num_running, self._pool)
         )
         generation.metrics.registry.register(AdmissionMetrics(self._admission, self._fallback))
+        generation.metrics.registry.register(RoutingMetrics(placer.counters))
         self._server = RpcServer(settings.host, settings.port)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(self._table, generation, folder, settings.request_timeout_s),

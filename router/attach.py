@@ -17,14 +17,13 @@ from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from core.errors import BatonError, Unavailable
 from core.logs import event
 from core.rpc import open_channel
+from router.predicted_load import DispatchKey, PredictedLoad
+from router.routing import Work
 
 logger = logging.getLogger(__name__)
 
 _MIN_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
-
-DispatchKey = tuple[str, int]
-"""(request id as workers know it, attempt)."""
 
 
 class OutputSink(Protocol):
@@ -59,11 +58,9 @@ class WorkerLink:
         self._on_change = on_change
         self._on_load = on_load
         self._sinks: dict[DispatchKey, OutputSink] = {}
-        self._sent_since_report: dict[DispatchKey, int] = {}
+        self.predicted = PredictedLoad()
         self._channel = open_channel(record.address)
-        self._outgoing = worker_pb2.RouterMessage()
-        """What the next message will tell the worker."""
-        self._has_outgoing = asyncio.Event()
+        self._outgoing = _Outgoing()
         self.worker = worker_pb2_grpc.WorkerStub(self._channel)
 
     @property
@@ -95,23 +92,13 @@ class WorkerLink:
         is_fresh = self.load_at > 0 and time.monotonic() - self.load_at <= max_age_s
         return self.load if is_fresh else None
 
-    @property
-    def num_sent_since_report(self) -> int:
-        """Dispatches that the last load report cannot know of."""
-        return len(self._sent_since_report)
-
-    @property
-    def tokens_sent_since_report(self) -> int:
-        """Tokens to compute in them."""
-        return sum(self._sent_since_report.values())
-
-    def subscribe(self, key: DispatchKey, sink: OutputSink, num_tokens: int) -> None:
+    def subscribe(self, key: DispatchKey, sink: OutputSink, work: Work) -> None:
         """Outputs of dispatch `key` go to `sink` until `unsubscribe`.
 
-        `num_tokens` is what it adds to the worker's load until the next report tells.
+        `work` is what it adds to the worker's load as long as no report can tell.
         """
         self._sinks[key] = sink
-        self._sent_since_report[key] = num_tokens
+        self.predicted.add(key, work)
 
     def assign(
         self,
@@ -125,12 +112,12 @@ class WorkerLink:
         """
         if not self.is_attached:
             raise Unavailable(f"worker {self.worker_id} is not attached")
-        self._outgoing.assignments.add(
+        self._outgoing.message.assignments.add(
             dispatch=dispatch,
             partner=None if partner is None else partner.address,
             source=source,
         )
-        self._has_outgoing.set()
+        self._outgoing.changed.set()
 
     def abort(self, key: DispatchKey, choice: int | None = None) -> None:
         """Tells the worker to drop a dispatch, or one choice of it.
@@ -138,13 +125,13 @@ class WorkerLink:
         Without a stream to it there is nothing to tell: it has dropped everything.
         """
         if self.is_attached:
-            self._outgoing.aborts.add(request_id=key[0], attempt=key[1], choice=choice)
-            self._has_outgoing.set()
+            self._outgoing.message.aborts.add(request_id=key[0], attempt=key[1], choice=choice)
+            self._outgoing.changed.set()
 
     def unsubscribe(self, key: DispatchKey) -> None:
         """Forgets `key`; a no-op when it is not known."""
         self._sinks.pop(key, None)
-        self._sent_since_report.pop(key, None)
+        self.predicted.remove(key)
 
     async def run(self) -> None:
         """Attaches, and attaches again when the stream is lost, until cancelled."""
@@ -163,7 +150,10 @@ class WorkerLink:
 
     async def _read_stream(self) -> str:
         """Holds one Attach stream to its end and says why it ended."""
-        call = self.worker.Attach(self._outgoing_messages())
+        outgoing = self._outgoing = _Outgoing()
+        outgoing.message.attach.router_id = self._router_id
+        outgoing.message.attach.epoch = self.epoch
+        call = self.worker.Attach(outgoing.messages())
         try:
             while True:
                 async with asyncio.timeout(self._silence_s):
@@ -177,17 +167,8 @@ class WorkerLink:
             return f"{error.code().name}: {error.details()}"
         finally:
             call.cancel()
-
-    async def _outgoing_messages(self) -> AsyncIterator[worker_pb2.RouterMessage]:
-        """What there is to tell the worker, all of it in one message each time."""
-        attach = worker_pb2.AttachRequest(router_id=self._router_id, epoch=self.epoch)
-        self._outgoing = worker_pb2.RouterMessage()
-        yield worker_pb2.RouterMessage(attach=attach)
-        while True:
-            await self._has_outgoing.wait()
-            self._has_outgoing.clear()
-            message, self._outgoing = self._outgoing, worker_pb2.RouterMessage()
-            yield message
+            # gRPC leaves the task that reads them alone when the call has failed already.
+            outgoing.close()
 
     def _receive(self, message: worker_pb2.WorkerMessage) -> None:
         is_news = not self.is_attached
@@ -196,7 +177,7 @@ class WorkerLink:
             event(logger, logging.INFO, "worker_attached", worker_id=self.worker_id)
         if message.HasField("load"):
             self.load, self.load_at = message.load, time.monotonic()
-            self._sent_since_report.clear()
+            self.predicted.reported()
             self._on_load(self.worker_id, message.load)
         if message.state and message.state != self.state:
             self.state = message.state
@@ -226,3 +207,25 @@ async def _end_of(call: Any) -> str:
     if code is grpc.StatusCode.OK:
         return "the worker ended the stream"
     return f"{code.name}: {await call.details()}"
+
+
+class _Outgoing:
+    """What one stream has to tell the worker; all that waits goes in one message."""
+
+    def __init__(self) -> None:
+        self.message = worker_pb2.RouterMessage()
+        self.changed = asyncio.Event()
+        self._is_closed = False
+
+    async def messages(self) -> AsyncIterator[worker_pb2.RouterMessage]:
+        """The first one at once, others as soon as there is something in them."""
+        while not self._is_closed:
+            message, self.message = self.message, worker_pb2.RouterMessage()
+            yield message
+            await self.changed.wait()
+            self.changed.clear()
+
+    def close(self) -> None:
+        """Ends the messages."""
+        self._is_closed = True
+        self.changed.set()

@@ -2,14 +2,15 @@
 
     assignment to D  ->  D accepts  ->  assignment to P  ->  outputs of both
 
-D is told first, so that it knows the request when P asks it for room. Whatever ends the
-attempt early, both workers are told to drop it.
+D is told first, so that it knows the request when P asks it for room. Without a P, D computes
+the prompt itself. Whatever ends the attempt early, all that were told are told to drop it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from core.errors import BatonError, from_detail, from_exception
 from core.logs import event
 from router.attach import WorkerLink
 from router.choice import Choice
+from router.routing import Work
 
 logger = logging.getLogger(__name__)
 
@@ -26,18 +28,19 @@ _PREFILL_REPORT_TIMEOUT_S = 0.5
 
 @dataclass(frozen=True)
 class Placement:
-    """The pair of workers of one attempt."""
+    """The workers of one attempt, and what it adds to the load of each."""
 
-    prefill: WorkerLink
+    prefill: WorkerLink | None
+    """None: the request stays on decode."""
     decode: WorkerLink
-    num_missing_tokens: int
-    """What prefill must compute, as far as the index knows."""
+    prefill_work: Work
+    decode_work: Work
     source: worker_pb2.PrefixSource | None = None
     """Whose prefix prefill may take over."""
 
     @property
-    def links(self) -> tuple[WorkerLink, WorkerLink]:
-        return (self.prefill, self.decode)
+    def links(self) -> tuple[WorkerLink, ...]:
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
 
 
 class AttemptFailed(Exception):
@@ -80,6 +83,9 @@ class Attempt:
         self._prompt_logprobs: list[types_pb2.TokenLogprobs] = []
         self._must_abort = False
         self._is_handed_off = False
+        self._first_token_at: float | None = None
+        self.handoff_s: float | None = None
+        """From prefill's first token until decode spoke; None without both."""
         self.cached_tokens = 0
         self.transferred_blocks = 0
 
@@ -90,8 +96,9 @@ class Attempt:
         Raises AttemptFailed.
         """
         placement = self._placement
-        placement.prefill.subscribe(self._key, self, placement.num_missing_tokens)
-        placement.decode.subscribe(self._key, self, 0)
+        if placement.prefill is not None:
+            placement.prefill.subscribe(self._key, self, placement.prefill_work)
+        placement.decode.subscribe(self._key, self, placement.decode_work)
         try:
             self._assign(placement.decode, partner=placement.prefill)
             await self._ended
@@ -106,10 +113,9 @@ class Attempt:
 
     def on_output(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
         """Takes one worker's message; whatever is wrong with it fails the attempt."""
-        if link not in self._heard and output.token_ids:
-            self._heard.add(link)
-            self._on_first_output(link)
         try:
+            if link not in self._heard and output.token_ids:
+                self._hear(link, output)
             self._take(link, output)
         except Exception as error:
             logger.exception("output of %s cannot be used", link.worker_id)
@@ -122,17 +128,28 @@ class Attempt:
         else:
             self._fail(error, link)
 
-    def _take(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
-        if output.accepted:
-            self._tell_prefill()
-            return
+    def _hear(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
+        """A worker's first token, with what it has to say about the prompt."""
+        self._heard.add(link)
+        link.predicted.prefilled(self._key)
+        self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         if link is self._placement.prefill:
-            self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
             self._prefill_reported.set()
+            self._first_token_at = time.monotonic()
         else:
-            self.transferred_blocks = max(self.transferred_blocks, output.transferred_blocks)
+            self.transferred_blocks = output.transferred_blocks
             # Decode speaks, but to fail, when it has prefill's KV.
             self._is_handed_off = True
+            if self._first_token_at is not None:
+                self.handoff_s = time.monotonic() - self._first_token_at
+        self._on_first_output(link)
+
+    def _take(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
+        if output.accepted:
+            link.predicted.acknowledge(self._key)
+            if link is self._placement.decode:
+                self._tell_prefill()
+            return
         if self._ended.done():
             return
         if output.HasField("error"):
@@ -187,14 +204,14 @@ class Attempt:
 
     def _tell_prefill(self) -> None:
         """Decode knows the request: prefill may begin. A repeated assignment does no harm."""
-        if not self._ended.done():
-            placement = self._placement
+        placement = self._placement
+        if placement.prefill is not None and not self._ended.done():
             self._assign(placement.prefill, placement.decode, placement.source)
 
     def _assign(
         self,
         link: WorkerLink,
-        partner: WorkerLink,
+        partner: WorkerLink | None,
         source: worker_pb2.PrefixSource | None = None,
     ) -> None:
         try:
@@ -208,7 +225,9 @@ class Attempt:
             self._ended.set_exception(AttemptFailed(error, names))
 
     async def _wait_for_prefill_report(self) -> None:
-        """Decode's stream may overtake prefill's, which alone says how much was cached."""
+        """Decode's stream may overtake prefill's, which alone says how much was cached there."""
+        if self._placement.prefill is None:
+            return
         try:
             async with asyncio.timeout(_PREFILL_REPORT_TIMEOUT_S):
                 await self._prefill_reported.wait()

@@ -1,25 +1,40 @@
-"""Picks the pair of workers for an attempt: what is known of each, fed to `routing`."""
+"""Picks the workers of an attempt: what is known of each, fed to a routing policy."""
 
 from __future__ import annotations
 
-import random
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from baton.v1 import types_pb2, worker_pb2
+from baton.v1 import types_pb2
 from core.errors import Unavailable
 from core.fingerprint import hash_scope
 from core.hashing import block_hashes
+from core.logs import event
 from router.attach import WorkerLink
 from router.breaker import Breaker
 from router.dispatch import Placement
+from router.local_prefill import LocalPrefillLimit
 from router.prefix_hints import PrefixHints
-from router.prefix_source import MIN_GAIN_TOKENS, choose_source
-from router.routing import DecodeView, PrefillView, choose_decode, choose_prefill
+from router.routing import Decision, Policy, Prompt, RoutingCounters, Work, WorkerView
 from router.workers import WorkerPool
 
 _RETRY_AFTER_S = 5.0
 """Where a worker is missing: about what it takes to start one that is there to be started."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sought:
+    """A sequence that begins with `token_ids`. Workers in `avoid` come last."""
+
+    token_ids: Sequence[int]
+    salt: str = ""
+    """Scope of the prefix cache."""
+    avoid: Collection[str] = frozenset()
+    may_stay: bool = True
+    """Whether decode may compute the prompt itself."""
 
 
 @dataclass(frozen=True)
@@ -30,51 +45,34 @@ class Placer:
     breaker: Breaker
     hints: PrefixHints
     load_max_age_s: float
-    rng: random.Random
+    policy: Policy
+    local_limit: LocalPrefillLimit
+    counters: RoutingCounters
 
-    async def place(
-        self, token_ids: Sequence[int], salt: str = "", avoid: Collection[str] = frozenset()
-    ) -> Placement:
-        """A pair for a sequence that begins with `token_ids`, cached in the scope of `salt`.
-
-        Raises Unavailable.
-        """
+    async def place(self, sought: Sought) -> Placement:
+        """The workers for one attempt. Raises Unavailable."""
         candidates = self._links(types_pb2.ROLE_PREFILL) + self._links(types_pb2.ROLE_DECODE)
         fingerprint = self.pool.fingerprint
         assert fingerprint is not None, "a usable worker implies a fingerprint"
         block_size = fingerprint.block_size
-        num_blocks = -(-len(token_ids) // block_size)
-        hashes = block_hashes(token_ids, block_size, hash_scope(fingerprint, salt))
+        hashes = block_hashes(sought.token_ids, block_size, hash_scope(fingerprint, sought.salt))
         held = await self.hints.held_blocks(hashes, candidates)
         # Workers may have come and gone during the wait.
-        prefills = {link.worker_id: link for link in self._links(types_pb2.ROLE_PREFILL)}
-        decodes = {link.worker_id: link for link in self._links(types_pb2.ROLE_DECODE)}
-        prefill_views = [self._prefill_view(link, held, block_size) for link in prefills.values()]
-        prefill_id = choose_prefill(prefill_views, num_blocks, self.rng, avoid)
-        decode_views = [self._decode_view(link, held) for link in decodes.values()]
-        decode_id = choose_decode(decode_views, num_blocks, self.rng, avoid)
-        assert prefill_id is not None and decode_id is not None
-        num_held_tokens = held.get(prefill_id, 0) * block_size
-        return Placement(
-            prefill=prefills[prefill_id],
-            decode=decodes[decode_id],
-            num_missing_tokens=max(1, len(token_ids) - num_held_tokens),
-            source=self._source(prefill_id, prefills | decodes, held, avoid),
+        prefills = self._links(types_pb2.ROLE_PREFILL)
+        decodes = self._links(types_pb2.ROLE_DECODE)
+        prompt = Prompt(
+            num_blocks=len(sought.token_ids) / block_size,
+            avoid=sought.avoid,
+            local_blocks=self._local_tokens(sought, prefills, decodes) / block_size,
         )
-
-    def _source(
-        self,
-        prefill_id: str,
-        links: Mapping[str, WorkerLink],
-        held: Mapping[str, int],
-        avoid: Collection[str],
-    ) -> worker_pb2.PrefixSource | None:
-        """Whose prefix the prefill worker may take over."""
-        assert self.pool.fingerprint is not None
-        min_gain_blocks = -(-MIN_GAIN_TOKENS // self.pool.fingerprint.block_size)
-        held = {worker_id: held.get(worker_id, 0) for worker_id in links}
-        source_id = choose_source(held, prefill_id, min_gain_blocks, self.rng, avoid)
-        return None if source_id is None else links[source_id].prefix(held[source_id])
+        decision = self.policy.choose(
+            prompt,
+            [self._view(link, held, block_size) for link in prefills],
+            [self._view(link, held, block_size) for link in decodes],
+        )
+        self.counters.count(decision)
+        self._log(decision)
+        return _placement(decision, prefills, decodes, held)
 
     def _links(self, role: types_pb2.Role.ValueType) -> list[WorkerLink]:
         links = self.pool.usable(role)
@@ -83,21 +81,70 @@ class Placer:
             raise Unavailable(f"no {name} worker is ready", retry_after_s=_RETRY_AFTER_S)
         return self.breaker.allowed(links)
 
-    def _prefill_view(self, link: WorkerLink, held: dict[str, int], block_size: int) -> PrefillView:
-        load = link.fresh_load(self.load_max_age_s)
-        return PrefillView(
-            worker_id=link.worker_id,
-            held_blocks=held.get(link.worker_id, 0),
-            reported_blocks=None if load is None else load.queued_tokens / block_size,
-            predicted_blocks=link.tokens_sent_since_report / block_size,
-        )
+    def _local_tokens(
+        self, sought: Sought, prefills: Sequence[WorkerLink], decodes: Sequence[WorkerLink]
+    ) -> float:
+        """What decode may have to compute for a prompt that it keeps."""
+        if not sought.may_stay:
+            return 0.0
+        return self.local_limit.max_tokens(_speeds(prefills), _speeds(decodes))
 
-    def _decode_view(self, link: WorkerLink, held: dict[str, int]) -> DecodeView:
+    def _view(self, link: WorkerLink, held: dict[str, int], block_size: int) -> WorkerView:
         load = link.fresh_load(self.load_max_age_s)
-        return DecodeView(
+        view = WorkerView(
             worker_id=link.worker_id,
             held_blocks=held.get(link.worker_id, 0),
-            reported_sequences=None if load is None else load.running + load.queue_depth,
-            predicted_sequences=link.num_sent_since_report,
-            free_blocks=None if load is None else load.blocks.free + load.blocks.cached,
+            reported=None,
+            predicted=link.predicted.total,
         )
+        if load is not None:
+            blocks = load.blocks
+            view.reported = Work(
+                queued_blocks=load.queued_tokens / block_size,
+                sequences=load.requests,
+                context_blocks=blocks.referenced + load.pending_blocks,
+            )
+            view.free_blocks = blocks.free + blocks.cached - load.pending_blocks
+        return view
+
+    def _log(self, decision: Decision) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            event(
+                logger,
+                logging.DEBUG,
+                "routed",
+                prefill=decision.prefill or "-",
+                decode=decision.decode,
+                cost=decision.formula(self.policy.costs),
+                num_ties=decision.num_ties,
+                num_suspects=decision.num_suspects,
+                lacks_room=decision.lacks_room,
+            )
+
+
+def _speeds(links: Sequence[WorkerLink]) -> list[float]:
+    """Seconds per prompt token of those that have told."""
+    speeds = [link.load.prefill_s_per_token for link in links if link.load is not None]
+    return [speed for speed in speeds if speed > 0]
+
+
+def _placement(
+    decision: Decision,
+    prefills: Sequence[WorkerLink],
+    decodes: Sequence[WorkerLink],
+    held: Mapping[str, int],
+) -> Placement:
+    by_id = {link.worker_id: link for link in (*prefills, *decodes)}
+    stays = decision.prefill is None
+    source = decision.pull_from
+    return Placement(
+        prefill=None if decision.prefill is None else by_id[decision.prefill],
+        decode=by_id[decision.decode],
+        prefill_work=Work(queued_blocks=decision.computed_blocks, sequences=1),
+        decode_work=Work(
+            queued_blocks=decision.computed_blocks if stays else 0.0,
+            sequences=1,
+            context_blocks=decision.lacking_blocks,
+        ),
+        source=None if source is None else by_id[source].prefix(held[source]),
+    )

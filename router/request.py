@@ -31,7 +31,7 @@ from router.dispatch import Attempt, AttemptFailed, Placement
 from router.fallback import FALLBACK_NAME, Fallback
 from router.metrics import RouterMetrics
 from router.outputs import Outcome, OutputLog
-from router.placement import Placer
+from router.placement import Placer, Sought
 from router.tenant_file import TenantBook
 from router.tenants import Tenant
 from router.validate import (
@@ -237,11 +237,17 @@ class RequestRun:
         """One attempt. Raises AttemptFailed."""
         # With several choices there are no outputs yet.
         outputs = branch.choices[0].token_ids
-        placement = await self._place([*resolved.prompt_token_ids, *outputs], branch.avoid)
-        self._route.prefill_worker = placement.prefill.worker_id
+        # What is handed off is the prompt of several choices, or one that is computed whole.
+        may_stay = len(branch.choices) == 1 and resolved.prompt_logprobs is None
+        token_ids = [*resolved.prompt_token_ids, *outputs]
+        placement = await self._place(Sought(token_ids, self._tenant.salt, branch.avoid, may_stay))
+        prefill = placement.prefill
+        self._route.prefill_worker = "" if prefill is None else prefill.worker_id
         self._route.decode_worker = placement.decode.worker_id
         self._route.attempts += 1
-        branch.ticket.placed(placement.prefill.worker_id, placement.decode.worker_id)
+        branch.ticket.placed(
+            None if prefill is None else prefill.worker_id, placement.decode.worker_id
+        )
         with self._shared.breaker.attempt(placement.links) as trial:
 
             def on_first_output(link: WorkerLink) -> None:
@@ -253,10 +259,12 @@ class RequestRun:
             try:
                 await attempt.run()
             finally:
+                if attempt.handoff_s is not None:
+                    self._shared.placer.local_limit.observe_handoff(attempt.handoff_s)
                 self._route.cached_tokens = attempt.cached_tokens
                 self._route.transferred_blocks = attempt.transferred_blocks
 
-    async def _place(self, token_ids: list[int], avoid: frozenset[str]) -> Placement:
+    async def _place(self, sought: Sought) -> Placement:
         """Waits for a worker of each role, since one that has died may soon be replaced.
 
         Raises Unavailable when the request has waited for as long as it may.
@@ -264,7 +272,7 @@ class RequestRun:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                return await self._shared.placer.place(token_ids, self._tenant.salt, avoid)
+                return await self._shared.placer.place(sought)
             except Unavailable:
                 if self._worker_wait_s <= 0:
                     raise

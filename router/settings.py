@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from core.settings import Settings
+from router.policies import PolicyName
 from router.tenants import ClassName
 
 
@@ -53,6 +54,21 @@ class RouterSettings(Settings):
     load_max_age_s: float = Field(
         3.0, gt=0, description="A load report older than this counts as unknown"
     )
+    routing_policy: PolicyName = Field(
+        "kv_aware", description="How workers are chosen; the others are for comparison"
+    )
+    prefix_weight: float = Field(
+        6.0,
+        ge=0,
+        description="What computing a block that another worker holds costs, next to 1 for "
+        "waiting as long: more gives more cache hits and less even load",
+    )
+    local_prefill_max_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Decode computes a prompt itself if it lacks no more than so many tokens of "
+        "it; 0: never; learned from what is observed if not given",
+    )
     tenants: Path | None = Field(
         None, description="YAML file of classes, tenants, keys and quotas; read again on change"
     )
@@ -60,7 +76,7 @@ class RouterSettings(Settings):
         1024, ge=1, description="Requests of one tenant that may wait in the router"
     )
     prefill_ahead_s: float = Field(
-        0.25,
+        0.1,
         gt=0,
         description="Work that is sent ahead to a prefill worker; the rest waits in the router",
     )

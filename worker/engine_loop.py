@@ -77,6 +77,11 @@ class EngineLoop:
         self.scheduler.add_computed(sequence)
         self._wakeup.set()
 
+    def add_allocated(self, sequence: Sequence) -> None:
+        """Takes over a sequence with its blocks (see Scheduler.add_allocated)."""
+        self.scheduler.add_allocated(sequence)
+        self._wakeup.set()
+
     def abort(self, key: SequenceKey) -> None:
         """Drops a sequence; its blocks are free at once or when the current step ends."""
         self.scheduler.abort(key)

@@ -7,7 +7,7 @@ router's disappearance, the deadline, shutdown. The task's `finally` frees what 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -61,6 +61,10 @@ class RequestTable(Generic[State]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __iter__(self) -> Iterator[State]:
+        """The states of all requests that are not over."""
+        return (entry.state for entry in self._entries.values())
 
     def start(self, dispatch: worker_pb2.Dispatch, state: State, work: Work[State]) -> None:
         """Runs `work(state)` until it ends, fails, is aborted or the dispatch's time is over.

@@ -61,6 +61,12 @@ class WorkerSettings(Settings):
     )
     max_num_seqs: int = Field(64, ge=1, description="Sequences in one step.")
     max_num_batched_tokens: int = Field(2048, ge=1, description="Tokens in one step.")
+    local_prefill_chunk: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of prompts in one step of a decode worker beside running sequences, "
+        "which must not be held up by what it computes itself; default: 128, and 32 on a CPU.",
+    )
     max_num_partial_prefills: int = Field(
         4, ge=1, description="Prompts that are prefilled side by side."
     )
@@ -106,6 +112,8 @@ class WorkerSettings(Settings):
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            max_prefill_tokens_beside_decodes=self.local_prefill_chunk
+            or (32 if self.device == "cpu" else 128),
             max_num_partial_prefills=self.max_num_partial_prefills,
             max_long_partial_prefills=self.max_long_partial_prefills,
             long_prefill_token_threshold=self.long_prefill_token_threshold,

@@ -62,8 +62,14 @@ def _is_idle(worker) -> bool:  # type: ignore[no-untyped-def]
 
 
 @contextmanager
-def running_stack(model: Path, *args: str) -> Iterator[RunningStack]:
-    """Starts `baton up` on a free port, and stops it as Ctrl-C does."""
+def running_stack(model: Path, *args: str, local_prefill: int | None = 0) -> Iterator[RunningStack]:
+    """Starts `baton up` on a free port, and stops it as Ctrl-C does.
+
+    Every request is handed off, however short; up to `local_prefill` tokens stay on decode.
+    None: as many as the router learns.
+    """
+    if local_prefill is not None:
+        args = (*args, f"--router-args=--local-prefill-max-tokens {local_prefill}")
     with local_stack("--model", str(model), *args, env=QUIET) as stack:
         yield RunningStack(stack.address, stack.http, stack.process)
 

@@ -27,7 +27,6 @@ def run_chaos(*args: str) -> dict[str, float]:
     return {check["name"]: check["value"] for check in summary["checks"]}
 
 
-@pytest.mark.slow
 def test_pods_that_die_for_20_seconds_cost_no_client_a_token() -> None:
     values = run_chaos("--minutes", "0.33", "--seed", "7", "--cases", "40", "--users", "6")
     assert values["wrong outputs"] == values["leaked blocks"] == values["hung requests"] == 0

@@ -217,3 +217,24 @@ def test_an_import_runs_in_the_step_in_which_all_others_had_to_go() -> None:
     # As after a recomputation of `late`, which arrived after the import then.
     late.arrival, early.arrival = early.arrival, late.arrival
     assert next_chunks(scheduler) == [("early", 5, 1)]
+
+
+def test_prompts_get_a_small_part_of_a_step_that_decodes_too() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=64, max_prefill_tokens_beside_decodes=10)
+    add_all(scheduler, decode=40)
+    assert next_chunks(scheduler) == [("decode", 0, 40)]
+    add_all(scheduler, prompt=25)
+    assert next_chunks(scheduler) == [("decode", 40, 1), ("prompt", 0, 10)]
+
+
+def test_a_sequence_that_comes_with_its_blocks_computes_what_is_not_cached() -> None:
+    scheduler = make_scheduler()
+    pool = pool_of(scheduler)
+    sequence = make_sequence("allocated", 3 * pool.block_size + 1)
+    sequence.block_table = pool.allocate(4)
+    sequence.num_computed_tokens = pool.block_size
+    scheduler.add_allocated(sequence)
+    size = pool.block_size
+    assert sequence.num_cached_tokens == size
+    assert next_chunks(scheduler) == [("allocated", size, 2 * size + 1)]
+    assert scheduler.audit() == []

@@ -26,7 +26,11 @@ from tests.faults.control import AnyFault, WorkerFaults
 ROOT = Path(__file__).parents[2]
 SILENCE_S = 2.5
 """After so long a suspended worker counts as lost; half of the default, to save time."""
-ROUTER_ARGS = ("--worker-silence-s", str(SILENCE_S), "--worker-poll-s", "0.2")
+ROUTER_ARGS = (
+    *("--worker-silence-s", str(SILENCE_S), "--worker-poll-s", "0.2"),
+    # Short prompts are handed off, too: that is what scenarios are about.
+    *("--local-prefill-max-tokens", "0"),
+)
 WORKER_ARGS = ("--dtype", "float32", "--num-gpu-blocks-override", "64")
 NUM_NEXT_REQUESTS = 20
 

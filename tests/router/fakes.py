@@ -111,11 +111,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self.send(dispatch, worker_pb2.SequenceOutput(error=to_detail(self.refusal)))
             return
         self.dispatches.append(dispatch)
-        if self.record.role == types_pb2.ROLE_DECODE:
-            self.send(dispatch, worker_pb2.SequenceOutput(accepted=True))
-        else:
+        self.send(dispatch, worker_pb2.SequenceOutput(accepted=True))
+        if self.record.role == types_pb2.ROLE_PREFILL:
             decode = self.script.decodes[assignment.partner.address]
             self._tasks.start(self._play(dispatch, decode))
+        elif not assignment.HasField("partner"):
+            self.play_local(dispatch)
 
     async def _play(self, dispatch: worker_pb2.Dispatch, decode: FakeWorker) -> None:
         if dispatch.HasField("prompt_logprobs") and len(dispatch.prompt_token_ids) > 1:
@@ -138,7 +139,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await asyncio.sleep(0.05)
             self.send(dispatch, hello)
 
-    def play_decode(self, dispatch: worker_pb2.Dispatch, first: int, choice: int) -> None:
+    def play_local(self, dispatch: worker_pb2.Dispatch) -> None:
+        """Sends all tokens, as who has computed the prompt itself."""
+        self.play_decode(dispatch, len(dispatch.output_token_ids), 0, cached_tokens=4)
+
+    def play_decode(
+        self, dispatch: worker_pb2.Dispatch, first: int, choice: int, **fields: int
+    ) -> None:
         """Sends the token at `first` again and all that follow it."""
         script = self.script
         is_faulty = dispatch.attempt <= script.num_faults
@@ -150,7 +157,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     output = worker_pb2.SequenceOutput(error=to_detail(script.fault))
                     self.send(dispatch, output)
                 return
-            output = self.script_output(dispatch, index, choice, transferred_blocks=3)
+            given = fields or {"transferred_blocks": 3}
+            output = self.script_output(dispatch, index, choice, **given)
             self.send(dispatch, output)
             if output.finish_reason:
                 return

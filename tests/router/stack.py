@@ -89,6 +89,7 @@ async def stack(
         worker.record.fingerprint.CopyFrom(fingerprint)
         await worker.start(registry)
     defaults = {"port": 0, "http_port": 0, "worker_poll_s": 0.05, "worker_silence_s": 1.0}
+    defaults["local_prefill_max_tokens"] = 0
     router = Router(
         RouterSettings(
             model=str(write_model_folder(folder)),

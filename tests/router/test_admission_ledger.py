@@ -1,5 +1,7 @@
 """What is in flight at workers, and what is left there."""
 
+import math
+
 import pytest
 
 from baton.v1 import types_pb2
@@ -39,7 +41,8 @@ def test_prefill_has_a_turn_when_it_is_near_the_end_of_its_work():
     # 400 tokens at the measured 3000 a second.
     assert made.has_prefill_turn()
     made.prefilled(short, now=0.4)
-    assert made.tokens_per_s == pytest.approx((0.9 * 600 + 400) / (0.9 * 0.2 + 0.2))
+    decay = math.exp(-0.2 / 2.0)
+    assert made.tokens_per_s == pytest.approx((decay * 600 + 400) / (decay * 0.2 + 0.2))
 
 
 def test_one_prefill_worker_with_a_turn_is_enough():
@@ -130,6 +133,13 @@ def test_who_waits_on_decode_is_taken_to_need_as_much():
     made.reported("d0", load(free=40, running=1, queue_depth=2), now=0.0)
     assert made.has_room(12, now=0.0)
     assert not made.has_room(13, now=0.0)
+
+
+def test_who_was_just_sent_does_not_count_twice_when_it_waits_there():
+    made = ledger()
+    send(made)
+    made.reported("d0", load(free=40, running=1, queue_depth=1), now=0.0)
+    assert made.has_room(24, now=0.0)
 
 
 def test_an_idle_decode_worker_takes_what_is_larger_than_it_looks():

@@ -103,39 +103,54 @@ def test_who_gives_up_waiting_leaves_no_trace():
     assert (queue.num_waiting, queue.need_blocks, queue.counts()) == (0, 0, {})
 
 
+def test_a_class_that_was_away_has_no_claim_for_that_time():
+    queue = FairQueue()
+    fill(queue, 200, GOLD)
+    popped(queue, 100)
+    fill(queue, 50, SILVER)
+    assert popped(queue, 40) == {"g": 30, "s": 10}
+
+
 @pytest.mark.parametrize(
-    ("who", "priority", "part"),
+    ("who", "priority", "tokens"),
     [
-        # Its own 40 tokens at three quarters of the speed: 53 of 200 go before it.
-        (GOLD, 0, 40 / 0.75 / 200),
-        # Its own 60 at a quarter would be 240; gold and silver together are 100.
-        (SILVER, 0, 100 / 200),
-        (BRONZE, 0, 1.0),
-        (GOLD, 1, 0.0),
-        # A tenant that is new to its class shares it.
-        (tenant("g2", "gold"), 0, 0.0),
+        # Its own line and itself, at three quarters of the pace; it is not before itself.
+        (GOLD, 0, (40 + 30) / 0.75 - 30),
+        (SILVER, 0, (60 + 30) / 0.25 - 30),
+        # All with a share, then its own at the least of paces.
+        (BRONZE, 0, 40 + 60 + (100 + 30) / 0.01 - 30),
+        (GOLD, 1, 30 / 0.75 - 30),
+        # A second tenant of the class has half of its pace.
+        (tenant("g2", "gold"), 0, 30 / 0.375 - 30),
     ],
 )
-def test_what_goes_before_a_new_request(who, priority, part):
+def test_what_goes_before_a_new_request(who, priority, tokens):
     queue = FairQueue()
     fill(queue, 1, GOLD, cost=40)
     fill(queue, 1, SILVER, cost=60)
     fill(queue, 1, BRONZE, cost=100)
-    assert queue.work_ahead(who, priority, cost=10) == pytest.approx(part)
+    assert queue.work_ahead(who, priority, cost=30) == pytest.approx(tokens / 200)
 
 
 def test_nothing_goes_before_the_first():
     assert FairQueue().work_ahead(GOLD, 0, 10) == 0.0
 
 
-def test_without_a_share_it_goes_at_the_pace_that_others_have_left_over():
+def test_a_class_goes_on_at_the_pace_that_it_had_lately():
     queue = FairQueue()
-    fill(queue, 400, GOLD)
-    popped(queue, 200)
-    # All 2000 of gold, and its own 10 a hundred times.
-    assert queue.work_ahead(BRONZE, 0, cost=10) == pytest.approx((2000 + 1000 - 10) / 2000)
-    fill(queue, 40, BRONZE)
-    popped(queue, 240)
-    # Nobody with a share waits: the bronze line's own pace.
-    fill(queue, 2, BRONZE)
+    fill(queue, 200, SILVER)
+    popped(queue, 100)
+    fill(queue, 1, GOLD)
+    assert queue.work_ahead(SILVER, 0, cost=10) == pytest.approx(1000 / 1010, abs=0.02)
+    fill(queue, 200, GOLD)
+    popped(queue, 100)
+    own = queue.counts()["silver"][1]
+    waiting = own + queue.counts()["gold"][1]
+    expected = ((own + 10) / 0.25 - 10) / waiting
+    assert queue.work_ahead(SILVER, 0, cost=10) == pytest.approx(expected, rel=0.1)
+
+
+def test_without_a_share_alone_in_line_it_has_the_whole_pace():
+    queue = FairQueue()
+    fill(queue, 4, BRONZE)
     assert queue.work_ahead(BRONZE, 0, cost=10) == 1.0

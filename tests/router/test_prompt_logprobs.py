@@ -9,6 +9,7 @@ import pytest
 from baton.v1 import types_pb2, worker_pb2
 from router import service
 from router.dispatch import Attempt
+from router.predicted_load import PredictedLoad
 
 
 class Link:
@@ -16,6 +17,7 @@ class Link:
 
     def __init__(self, worker_id: str) -> None:
         self.worker_id = worker_id
+        self.predicted = PredictedLoad()
 
 
 PREFILL, DECODE = Link("p"), Link("d")

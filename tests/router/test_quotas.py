@@ -99,6 +99,23 @@ async def test_what_is_in_flight_for_long_keeps_its_lease(redis_server, monkeypa
         quotas.settle(charge, 1)
 
 
+async def test_a_request_settled_while_leases_are_renewed_does_not_come_back(redis_server):
+    who = tenant(max_concurrent=1)
+    async with router(redis_server) as quotas:
+        charge = await quotas.take(who, "a", 1)
+        renew = quotas._renew_script
+
+        async def settle_then_renew(keys, args):
+            if "a" in args:
+                quotas.settle(charge, 1)
+                await wait_for(lambda: not quotas._tasks._tasks)
+            return await renew(keys=keys, args=args)
+
+        quotas._renew_script = settle_then_renew
+        await quotas._renew()
+        await quotas.take(who, "b", 1)
+
+
 async def test_a_refused_request_is_charged_nothing(redis_server):
     who = tenant(requests_per_s=1000, tokens_per_min=100, max_concurrent=1)
     async with router(redis_server) as quotas:

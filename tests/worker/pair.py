@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from baton.v1 import kv_transfer_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
+from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 from core.errors import BatonError, from_detail
 from core.rpc import RpcServer, open_channel
 from decode_svc.service import DecodeService
@@ -146,10 +146,12 @@ class Pair:
         for event in ready:
             await event.wait()
 
-    async def detach(self) -> None:
-        for reader in self._readers:
+    async def detach(self, *workers: int) -> None:
+        """Leaves some of the workers (0: prefill, 1: decode), or both."""
+        readers = [self._readers[index] for index in workers] or self._readers
+        for reader in readers:
             reader.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
+        await asyncio.gather(*readers, return_exceptions=True)
 
     async def close(self) -> None:
         await self.detach()
@@ -219,12 +221,13 @@ class Pair:
         self,
         to: Worker,
         dispatch: worker_pb2.Dispatch,
+        is_local: bool = False,
         source: worker_pb2.PrefixSource | None = None,
     ) -> None:
-        """Tells one worker of its part."""
+        """Tells one worker of its part; without a partner when decode is to compute it all."""
         partner = self.prefill if to is self.decode else self.decode
         assignment = worker_pb2.Assignment(
-            dispatch=dispatch, partner=partner.address, source=source
+            dispatch=dispatch, partner=None if is_local else partner.address, source=source
         )
         message = worker_pb2.RouterMessage(assignments=[assignment])
         self._outgoing[to.address.worker_id].put_nowait(message)
@@ -240,14 +243,16 @@ class Pair:
     ) -> list[Result]:
         """The same, with a result for each choice."""
         results = await self.send_to_decode(dispatch)
-        self.assign(self.prefill, dispatch, source)
+        self.assign(self.prefill, dispatch, source=source)
         return results
 
-    async def send_to_decode(self, dispatch: worker_pb2.Dispatch) -> list[Result]:
+    async def send_to_decode(
+        self, dispatch: worker_pb2.Dispatch, is_local: bool = False
+    ) -> list[Result]:
         """Returns when decode has taken it. Raises what it refuses with."""
         key = (dispatch.request_id, dispatch.attempt)
         results = self._results[key] = [Result() for _ in range(max(1, dispatch.n))]
-        self.assign(self.decode, dispatch)
+        self.assign(self.decode, dispatch, is_local)
         async with asyncio.timeout(60):
             await results[0].accepted.wait()
         if results[0].error is not None:
@@ -255,7 +260,22 @@ class Pair:
         return results
 
     def result(self, name: str, attempt: int = 1) -> Result:
-        return self._results[(name, attempt)]
+        return self._results[(name, attempt)][0]
+
+    async def send_local(self, dispatch: worker_pb2.Dispatch) -> Result:
+        """Dispatches to decode alone. Raises what it refuses with."""
+        return (await self.send_to_decode(dispatch, is_local=True))[0]
+
+    async def ask_for_grant(self, name: str) -> None:
+        """Asks decode for room as prefill would."""
+        request = kv_transfer_pb2.GrantRequest(
+            request_id=name,
+            attempt=1,
+            prefill_worker=self.prefill.address.worker_id,
+            prefill_epoch=self.prefill.address.epoch,
+            decode_epoch=self.decode.address.epoch,
+        )
+        await self.decode_imports.Grant(request, timeout=5)
 
     async def generate(self, prompt: list[int], name: str, **fields: Any) -> Result:
         """Sends and waits for the end."""

@@ -14,7 +14,10 @@ from tests import tiny_models
 from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, Result, pair
 
-SEEDED = {"temperature": 1.0, "seed": 41}
+SEED = 44
+"""With it no draw of these tests falls near the border of two tokens, where rounding decides:
+the nearest comes within 9e-6, and a prefill's KV differs from a decode's by some 3e-7."""
+SEEDED = {"temperature": 1.0, "seed": SEED}
 GREEDY: dict[str, object] = {}
 
 
@@ -103,7 +106,7 @@ async def _finish(
     both: Pair, prompt: list[int], name: str, choice: int, result: Result, num_outputs: int
 ) -> list[int]:
     output = result.output
-    sampling = {**SEEDED, "seed": choice_seed(41, choice)}
+    sampling = {**SEEDED, "seed": choice_seed(SEED, choice)}
     for attempt in range(2, 50):
         if result.finish_reason:
             return output

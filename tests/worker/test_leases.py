@@ -50,7 +50,7 @@ async def test_decode_renews_the_lease_while_it_reads_and_no_longer(
     async with pair(folder, decode=RENEWING) as both:
         stuck = await read_slowly(both, monkeypatch)
         await until(lambda: renewals.count >= 3)
-        await both.abort("slow")
+        both.abort("slow")
         stuck.may_settle.set()
         await both.until_idle()
         count = renewals.count
@@ -70,7 +70,7 @@ async def test_decode_renews_nothing_that_it_has_committed(
         await asyncio.sleep(0.1)
         assert both.decode.load.running == 1
         assert renewals.count == count
-        await both.abort("running")
+        both.abort("running")
 
 
 async def test_a_read_whose_lease_is_over_is_not_waited_for(
@@ -95,7 +95,7 @@ async def test_decode_gives_up_what_prefill_says_nothing_about(
         monkeypatch.setattr(both.prefill.host.loop, "add", lambda _: None)
         result = await both.generate(make_prompt(40), "silent")
         assert "nothing was heard from prefill" in str(result.error)
-        await both.abort("silent")
+        both.abort("silent")
 
 
 async def test_an_aborted_sequence_is_computed_no_further(
@@ -104,7 +104,7 @@ async def test_an_aborted_sequence_is_computed_no_further(
     async with pair(folder) as both:
         await both.send(both.dispatch(make_prompt(40), "long", max_tokens=400))
         await both.until_decoding()
-        await both.abort("long")
+        both.abort("long")
         runner = type(both.decode.host.engine.runner)
         real_execute = runner.execute
         steps = []
@@ -126,10 +126,10 @@ async def test_an_abort_ends_the_lease_of_a_request_that_prefill_is_done_with(
         service = both.prefill.host.service
         await until(lambda: len(service._requests) == 0)  # type: ignore[attr-defined]
         assert both.prefill.load.exports == 1
-        assert service.abort(("slow", 1))
+        service.abort(("slow", 1))
         assert both.prefill.load.exports == 0
         stuck.may_settle.set()
-        await both.abort("slow")
+        both.abort("slow")
 
 
 async def test_an_export_that_decode_gives_up_makes_room_for_the_next_prompt(
@@ -143,4 +143,4 @@ async def test_an_export_that_decode_gives_up_makes_room_for_the_next_prompt(
         both.decode.host.service.abort(("slow", 1))
         await until(lambda: both.prefill.load.queue_depth == 0)
         stuck.may_settle.set()
-        await both.abort("next")
+        both.abort("next")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvtransfer.link import LinkEstimate, LinkMeter
-from prefill_svc.overlap import Chunk, ComputeMeter, exposed_s, layer_boundaries
+from prefill_svc.overlap import Chunk, exposed_s, layer_boundaries
+from worker.compute_meter import ComputeMeter
 
 SHARED_MEMORY = LinkEstimate(bytes_per_s=10e9, overhead_s=1e-3)
 GIGABIT = LinkEstimate(bytes_per_s=125e6, overhead_s=1e-3)

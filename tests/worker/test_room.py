@@ -27,7 +27,7 @@ class Bench:
 
     async def ask(self, name: str, num_tokens: int, num_choices: int = 1) -> asyncio.Task[None]:
         sequence = Sequence(name, 1, [1] * num_tokens, SamplingParams(max_tokens=4), b"")
-        task = asyncio.ensure_future(self.room.take(sequence, list, num_choices))
+        task = asyncio.ensure_future(self.room.take(sequence, num_choices))
         await asyncio.sleep(0)
         return task
 

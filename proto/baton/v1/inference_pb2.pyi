@@ -249,9 +249,10 @@ class Route(_message.Message):
     TRANSFERRED_BLOCKS_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     prefill_worker: _builtins.str
+    """Empty when decode computed the prompt itself."""
     decode_worker: _builtins.str
     cached_tokens: _builtins.int
-    """Prompt tokens that the prefill worker found in its prefix cache."""
+    """Prompt tokens that the worker that computed the prompt found in its prefix cache."""
     transferred_blocks: _builtins.int
     """KV blocks that decode pulled from prefill (what it held already is not moved)."""
     attempts: _builtins.int

@@ -403,6 +403,9 @@ class Load(_message.Message):
     EXPORTS_FIELD_NUMBER: _builtins.int
     IMPORTS_FIELD_NUMBER: _builtins.int
     QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    PENDING_BLOCKS_FIELD_NUMBER: _builtins.int
+    PREFILL_S_PER_TOKEN_FIELD_NUMBER: _builtins.int
     queue_depth: _builtins.int
     """requests that wait to be computed"""
     running: _builtins.int
@@ -410,6 +413,13 @@ class Load(_message.Message):
     exports: _builtins.int
     imports: _builtins.int
     queued_tokens: _builtins.int
+    """prompt tokens to compute, as far as they are not cached"""
+    requests: _builtins.int
+    """taken in and not over, in whatever phase"""
+    pending_blocks: _builtins.int
+    """decode: what requests need that have no blocks yet"""
+    prefill_s_per_token: _builtins.float
+    """What a prompt token takes in a step now; 0 as long as nothing is known."""
     @_builtins.property
     def blocks(self) -> Global___BlockStats: ...
     def __init__(
@@ -421,10 +431,13 @@ class Load(_message.Message):
         exports: _builtins.int = ...,
         imports: _builtins.int = ...,
         queued_tokens: _builtins.int = ...,
+        requests: _builtins.int = ...,
+        pending_blocks: _builtins.int = ...,
+        prefill_s_per_token: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "exports", b"exports", "imports", b"imports", "queue_depth", b"queue_depth", "queued_tokens", b"queued_tokens", "running", b"running"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "exports", b"exports", "imports", b"imports", "pending_blocks", b"pending_blocks", "prefill_s_per_token", b"prefill_s_per_token", "queue_depth", b"queue_depth", "queued_tokens", b"queued_tokens", "requests", b"requests", "running", b"running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

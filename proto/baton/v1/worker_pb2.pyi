@@ -89,7 +89,9 @@ class Assignment(_message.Message):
     def dispatch(self) -> Global___Dispatch: ...
     @_builtins.property
     def partner(self) -> Global___WorkerAddress:
-        """The other worker of the pair: prefill hands off to it, decode reads from it."""
+        """The other worker of the pair: prefill hands off to it, decode reads from it.
+        Unset: decode computes the prompt itself. Then `n` is 1.
+        """
 
     @_builtins.property
     def source(self) -> Global___PrefixSource:
@@ -187,7 +189,7 @@ class SequenceOutput(_message.Message):
     """absolute index of token_ids[0]"""
     finish_reason: _types_pb2.FinishReason.ValueType
     cached_tokens: _builtins.int
-    """prefill: found in its cache"""
+    """who computes the prompt: found in its cache"""
     transferred_blocks: _builtins.int
     """decode: pulled"""
     preempted: _builtins.bool
@@ -197,8 +199,8 @@ class SequenceOutput(_message.Message):
     choice: _builtins.int
     """Which of the dispatch's n sequences, from 0. `error` is about all of them."""
     accepted: _builtins.bool
-    """Decode: the assignment is taken, so that prefill may ask for it. Nothing else
-    is said in this output.
+    """The assignment is taken, so that load reports tell of it from now on, and prefill
+    may ask decode for it. Nothing else is said in this output.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...

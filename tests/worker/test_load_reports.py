@@ -1,0 +1,64 @@
+"""What workers say of their work before it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests import tiny_models
+from tests.engine.harness import make_prompt
+from tests.worker.pair import Pair, pair
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.build(tmp_path_factory.mktemp("models") / "llama")
+
+
+async def until(condition) -> None:  # type: ignore[no-untyped-def]
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def fill_decode(both: Pair) -> None:
+    """A sequence that leaves decode, with 16 blocks, no room for the next."""
+    long = await both.send(both.dispatch(make_prompt(200), "long", max_tokens=50))
+    await long.first_token.wait()
+    await until(lambda: both.prefill.load.requests == 0)
+
+
+async def test_prefill_reports_what_it_has_to_compute_and_not_what_it_holds(folder: Path) -> None:
+    async with pair(folder, decode={"num_gpu_blocks_override": 16}) as both:
+        await both.generate(make_prompt(100), "before")
+        await fill_decode(both)
+        await both.send(both.dispatch([*make_prompt(100)[:96], *make_prompt(40)], "partly"))
+        await both.send(both.dispatch(make_prompt(150), "new"))
+        await until(lambda: both.prefill.load.requests == 2)
+        assert both.prefill.load.queued_tokens == 40 + 150
+        for name in ("long", "partly", "new"):
+            both.abort(name)
+
+
+async def test_decode_reports_requests_whose_kv_is_still_to_come(folder: Path) -> None:
+    async with pair(folder, decode={"num_gpu_blocks_override": 16}) as both:
+        await fill_decode(both)
+        await both.send(both.dispatch(make_prompt(150), "waits"))
+        load = both.decode.load
+        assert (load.requests, load.pending_blocks) == (2, 10)
+        for name in ("long", "waits"):
+            both.abort(name)
+
+
+async def test_both_report_what_a_prompt_token_takes(folder: Path) -> None:
+    async with pair(folder) as both:
+        assert both.prefill.load.prefill_s_per_token == 0
+        await both.generate(make_prompt(50), "handed-off")
+        assert both.prefill.load.prefill_s_per_token > 0
+        assert both.decode.load.prefill_s_per_token == 0
+        local = await both.send_local(both.dispatch(make_prompt(50, seed=1), "local"))
+        async with asyncio.timeout(10):
+            await local.ended.wait()
+        assert both.decode.load.prefill_s_per_token > 0
