@@ -12,15 +12,14 @@ from core.errors import BatonError, TransferError
 from core.logs import event
 from core.rpc import pod_errors
 from decode_svc.request import News, Request
-from kvtransfer.base import BlockPart, Pull
-from kvtransfer.imports import Import, ImportKey, ImportTable
+from kvtransfer.base import BlockPart
+from kvtransfer.imports import LEASE_OVER, Import, ImportTable
 from kvtransfer.peers import CONTROL_TIMEOUT_S
+from worker.block_reader import BlockReader
 from worker.host import WorkerHost
 from worker.requests import RequestTable
 
 logger = logging.getLogger(__name__)
-
-LEASE_OVER = "the lease of the exported blocks was over before the read"
 
 
 class Reader:
@@ -36,7 +35,7 @@ class Reader:
         self._host = host
         self._imports = imports
         self._requests = requests
-        self._on_room = on_room
+        self._blocks = BlockReader(host, imports, on_room)
 
     async def receive(self, request: Request) -> tuple[Import, kv_transfer_pb2.AnnounceRequest]:
         """Reads what prefill announces until all of it is here and right.
@@ -68,22 +67,9 @@ class Reader:
             event(logger, logging.DEBUG, "release_failed", error=failure)
 
     async def _pull(self, request: Request, news: News) -> None:
-        began_at = self._host.clock()
-        pull = self._host.transport.pull(request.peer.agent, news.copies, news.part)
-        self._imports.begin_read(request.key)
-        try:
-            await pull.done()
-        except BaseException:
-            pull.abort()
-            self._imports.abort(request.key)
-            self._host.tasks.start(self._settle(request.key, pull))
-            raise
-        self._imports.end_read(request.key, len(news.copies))
-        block_bytes = self._host.engine.kv_cache.block_bytes
-        part = news.part or BlockPart(0, block_bytes)
-        elapsed_s = self._host.clock() - began_at
-        request.peer.link.observe(len(news.copies) * part.num_bytes, elapsed_s)
-        if part.offset + part.num_bytes == block_bytes:
+        part = news.part or BlockPart(0, self._host.engine.kv_cache.block_bytes)
+        await self._blocks.read(request.key, request.peer, news.copies, part)
+        if part.offset + part.num_bytes == self._host.engine.kv_cache.block_bytes:
             request.num_pulled += len(news.copies)
 
     async def _verify(self, request: Request, news: News) -> None:
@@ -102,12 +88,6 @@ class Reader:
         # Before the next attempt can begin on what prefill has cached.
         await self.give_up_export(request)
         raise TransferError(f"block {damaged} of the prompt's KV did not arrive as it was computed")
-
-    async def _settle(self, key: ImportKey, pull: Pull) -> None:
-        """Frees quarantined blocks once nothing can land in them."""
-        await pull.settled()
-        self._imports.end_read(key, 0)
-        self._on_room()
 
     async def _release(self, request: Request) -> bool:
         """Tells prefill that nothing will be read any more. Whether the lease held."""

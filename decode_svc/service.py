@@ -34,6 +34,7 @@ from kvtransfer.base import BlockPart
 from kvtransfer.imports import Announcement, ImportKey, ImportTable, PoolActions
 from kvtransfer.service import ImportService
 from worker.convert import sequence_from_dispatch, token_output
+from worker.exporter import Exporter
 from worker.host import RoleService, WorkerHost
 from worker.requests import RequestKey, RequestTable
 
@@ -44,7 +45,7 @@ class DecodeService(RoleService):
     """Policy of a decode worker; the engine and the import table are its mechanism."""
 
     role = types_pb2.ROLE_DECODE
-    grpc_services = ("baton.v1.KvImport",)
+    grpc_services = ("baton.v1.KvImport", "baton.v1.KvExport")
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
@@ -58,10 +59,12 @@ class DecodeService(RoleService):
         self._requests: RequestTable[Request] = RequestTable(host.hub, host.tasks, host.clock)
         self._reader = Reader(host, self._imports, self._requests, self.on_room)
         self._choices = Choices(host)
+        self._exporter = Exporter(host, lambda *_: self.on_room())
         self._local_meter = LocalMeter()
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         kv_transfer_pb2_grpc.add_KvImportServicer_to_server(ImportService(self), server)
+        self._exporter.add_to_server(server)
 
     async def accept(self, assignment: worker_pb2.Assignment) -> None:
         """Takes one request in; refuses at once what could not be served."""
@@ -240,6 +243,7 @@ class DecodeService(RoleService):
         self._host.loop.wake()
 
     def reap(self) -> None:
+        self._exporter.reap()
         for key in self._imports.reap():
             event(logger, logging.WARNING, "import_expired", request_id=key[0])
             self._requests.fail(key, Unavailable("nothing was heard from prefill in time"))
@@ -253,6 +257,7 @@ class DecodeService(RoleService):
             queued_tokens=scheduler.num_queued_tokens,
             running=scheduler.num_running,
             imports=self._imports.num_open,
+            exports=self._exporter.exports.num_open,
             requests=len(self._requests),
             pending_blocks=sum(
                 request.num_missing_blocks

@@ -29,8 +29,14 @@ class PrefixTree:
         return bisect_left(hashes, True, key=lambda block_hash: block_hash not in self._block_of)
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks that hold the longest held prefix of a chain."""
-        return [self._block_of[block_hash] for block_hash in hashes[: self.match_length(hashes)]]
+        """The blocks that hold the longest held prefix of a chain, or of any hashes at all."""
+        blocks: list[int] = []
+        for block_hash in hashes:
+            block_id = self._block_of.get(block_hash)
+            if block_id is None:
+                break
+            blocks.append(block_id)
+        return blocks
 
     def insert(self, block_id: int, block_hash: bytes, parent_hash: bytes | None) -> None:
         """Adds `block_id` below its parent (None: at the root).

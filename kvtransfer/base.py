@@ -1,8 +1,8 @@
 """The contract of a KV transport: how one pod reads blocks of another pod's pool.
 
 A transport sees one registered memory region per pod, cut into equal blocks, and knows
-neither tensors nor sequences. Decode pulls; prefill only has its memory registered, so only
-the reader issues operations on the reader's memory.
+neither tensors nor sequences. The reader pulls; the owner only has its memory registered, so
+only the reader issues operations on the reader's memory.
 
 The order of calls: `start` → `descriptor` (sent to peers in a handshake) → `connect(peer)`,
 once per peer epoch → any number of `pull` → `disconnect(peer)` → `close`. All coroutines run

@@ -1,11 +1,14 @@
-"""The prefill side of a hand-off: which blocks are pinned for whom, and until when.
+"""The owner's side of a transfer: which blocks are pinned for whom, and until when.
 
     PINNED → ANNOUNCED → RELEASED | EXPIRED | REVOKED
+
+A hand-off begins PINNED, since prefill still computes what it pins. Cached blocks that another
+worker fetches are final: they are lent, which is ANNOUNCED from the start.
 
 Plain bookkeeping: no I/O, no clock of its own; blocks are numbers. An export owns one
 reference of every block that it pins, from the moment the scheduler allocates them until one
 of the three ends. A one-sided read leaves no trace at its source, so the lease is what makes
-a read trustworthy: decode asks `release` after reading, and only True says that the blocks
+a read trustworthy: the reader asks `release` after reading, and only True says that the blocks
 were pinned all the while.
 """
 
@@ -37,6 +40,8 @@ class Export:
     expires_at: float = 0.0
     cap_at: float = 0.0
     """No renewal carries the lease beyond this time."""
+    is_lent: bool = False
+    """Of the prefix cache, and not of a hand-off."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class LeaseConfig:
 
 
 class ExportTable:
-    """Every export of one prefill worker."""
+    """Every export of one worker."""
 
     def __init__(
         self,
@@ -76,10 +81,19 @@ class ExportTable:
         """References on blocks that open exports hold."""
         return sum(len(export.block_ids) for export in self._exports.values())
 
+    @property
+    def num_lent_blocks(self) -> int:
+        """Those of them that are not of hand-offs."""
+        lent = (export for export in self._exports.values() if export.is_lent)
+        return sum(len(export.block_ids) for export in lent)
+
+    def is_known(self, key: ExportKey) -> bool:
+        """Whether such an export is open, or was not long ago."""
+        return key in self._exports or key in self._ended
+
     def open(self, key: ExportKey) -> None:
         """Begins an export. The key must be new."""
-        is_new = key not in self._exports and key not in self._ended
-        assert is_new, f"export {key} opened twice"
+        assert not self.is_known(key), f"export {key} opened twice"
         self._exports[key] = Export(key, expires_at=self._clock() + self._config.pin_s)
 
     def pin(self, key: ExportKey, block_ids: list[int]) -> None:
@@ -102,6 +116,13 @@ class ExportTable:
         export.cap_at = now + self._config.max_lease_s
         return True
 
+    def lend(self, key: ExportKey, block_ids: list[int]) -> None:
+        """Begins an export of final blocks: its lease runs from now. The key must be new."""
+        self.open(key)
+        self.pin(key, block_ids)
+        self.announced(key)
+        self._exports[key].is_lent = True
+
     def trusted_blocks(self, key: ExportKey) -> list[int]:
         """The blocks of an export whose lease holds; empty for any other."""
         export = self._exports.get(key)
@@ -120,7 +141,7 @@ class ExportTable:
         return True
 
     def release(self, key: ExportKey) -> bool:
-        """Decode is done with it. True only when the lease held without a gap until now.
+        """The reader is done with it. True only when the lease held without a gap until now.
 
         Repeating the question repeats the answer. A release before everything was announced
         is decode giving up: the export is revoked and the answer is False.

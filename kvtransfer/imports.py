@@ -1,4 +1,4 @@
-"""The decode side of a hand-off: room granted, blocks pulled, and then owned by a sequence.
+"""The reader's side of a transfer: room granted, blocks pulled, and then owned by somebody.
 
     GRANTED → PULLING → RELEASING → COMMITTED
         any of these → ABORTING (quarantined until the reads have settled) → gone
@@ -23,6 +23,8 @@ from dataclasses import dataclass
 
 from core.errors import InvalidArgument, TransferError
 from kvtransfer.base import BlockCopy, BlockPart
+
+LEASE_OVER = "the lease of the exported blocks was over before the read"
 
 ImportKey = tuple[str, int]
 """(request_id, attempt)."""
@@ -97,7 +99,7 @@ class Announcement:
 
 
 class ImportTable:
-    """Every import of one decode worker. A block has `block_bytes`."""
+    """Every import of one worker. A block has `block_bytes`."""
 
     def __init__(
         self,
@@ -117,6 +119,11 @@ class ImportTable:
     @property
     def num_open(self) -> int:
         return len(self._imports)
+
+    @property
+    def num_fresh_blocks(self) -> int:
+        """Destination blocks of all imports, with those that are quarantined."""
+        return sum(len(entry.fresh) for entry in self._imports.values())
 
     def get(self, key: ImportKey) -> Import | None:
         return self._imports.get(key)

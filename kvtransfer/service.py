@@ -1,37 +1,51 @@
-"""The gRPC services of the hand-off, one per side.
+"""The gRPC services of transfers, one per side.
 
-Translates messages into calls on the export table (prefill) or on the decode service, which
+Translates messages into calls on the export table and its owner, or on the decode service, which
 decides about room. Everything runs on the worker's event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, types_pb2
+from core.errors import Unavailable
 from kvtransfer.base import Transport
 from kvtransfer.exports import ExportKey, ExportTable
 from kvtransfer.imports import ImportKey
 from kvtransfer.peers import Identity, check_fingerprint
 
 
+class ExportPolicy(Protocol):
+    """What the owner of the blocks decides."""
+
+    async def lend(self, request: kv_transfer_pb2.FetchRequest) -> kv_transfer_pb2.FetchReply:
+        """Pins what is cached of the blocks that another worker lacks."""
+
+    def on_released(self, key: ExportKey, lease_held: bool) -> None:
+        """The reader is done with an export, or has given it up."""
+
+    def on_damaged(self, block_ids: list[int]) -> None:
+        """The reader got other bytes of these than their digests say.
+
+        No blocks: the export was over, so that others may have written to them.
+        """
+
+
 class ExportService(kv_transfer_pb2_grpc.KvExportServicer):
-    """Prefill's side: decode connects, and releases and renews what it reads."""
+    """The owner's side: readers connect, fetch what is cached, renew and release."""
 
     def __init__(
         self,
         identity: Identity,
         transport: Transport,
         exports: ExportTable,
-        on_released: Callable[[ExportKey, bool], None],
-        on_damaged: Callable[[list[int]], None],
+        policy: ExportPolicy,
     ) -> None:
         self._identity = identity
         self._transport = transport
         self._exports = exports
-        self._on_released = on_released
-        self._on_damaged = on_damaged
+        self._policy = policy
 
     async def Handshake(
         self, request: kv_transfer_pb2.HandshakeRequest, context: Any
@@ -51,9 +65,9 @@ class ExportService(kv_transfer_pb2_grpc.KvExportServicer):
         key = (request.request_id, request.attempt)
         if request.HasField("first_damaged_block"):
             blocks = self._exports.trusted_blocks(key)
-            self._on_damaged(blocks[request.first_damaged_block :])
+            self._policy.on_damaged(blocks[request.first_damaged_block :])
         held = self._exports.release(key)
-        self._on_released(key, held)
+        self._policy.on_released(key, held)
         return kv_transfer_pb2.ReleaseReply(lease_held=held)
 
     async def Renew(
@@ -61,6 +75,13 @@ class ExportService(kv_transfer_pb2_grpc.KvExportServicer):
     ) -> kv_transfer_pb2.RenewReply:
         held = self._exports.renew((request.request_id, request.attempt))
         return kv_transfer_pb2.RenewReply(lease_held=held)
+
+    async def Fetch(
+        self, request: kv_transfer_pb2.FetchRequest, context: Any
+    ) -> kv_transfer_pb2.FetchReply:
+        if request.source_epoch != self._identity.epoch:
+            raise Unavailable(f"{self._identity.worker_id} has restarted since this was dispatched")
+        return await self._policy.lend(request)
 
 
 class ImportPolicy(Protocol):

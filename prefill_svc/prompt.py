@@ -27,7 +27,9 @@ class Prompt:
     """With the client's own limits."""
     ticket: Ticket
     num_uncached: int
-    """Tokens to compute, as it seemed when the prompt came."""
+    """Tokens to compute, as it seemed when the prompt came, or its prefix was fetched."""
+    source: worker_pb2.PrefixSource | None = None
+    """Who seems to hold more of it than this worker."""
     block_ids: list[int] = field(default_factory=list)
     progress: ProgressQueue = field(default_factory=ProgressQueue)
     logprobs: list[Logprobs] = field(default_factory=list)

@@ -1,6 +1,7 @@
 """One prompt's way through a prefill worker.
 
-    gate → grant from decode → engine → announce blocks as they become final → lease
+    gate → grant from decode, prefix from another worker → engine
+         → announce blocks as they become final → lease
 
 The first token of each choice goes to the router at once. The blocks stay pinned by the export
 until decode has released it or its lease is over; the request's task ends with the last
@@ -10,12 +11,11 @@ announcement.
 from __future__ import annotations
 
 import dataclasses
-import logging
 
 import grpc
 
 from baton.v1 import (
-    kv_transfer_pb2_grpc,
+    kv_transfer_pb2,
     types_pb2,
     worker_pb2,
 )
@@ -24,24 +24,23 @@ from core.errors import (
     Unavailable,
 )
 from core.hashing import block_hashes
-from core.logs import event
 from engine.batch import ScheduledSequence, SequenceUpdate, StepBatch
 from engine.sequence import Sequence
-from kvtransfer.exports import ExportKey, ExportTable
+from kvtransfer.exports import ExportKey
 from kvtransfer.link import LinkEstimate
-from kvtransfer.service import ExportService
 from prefill_svc.gate import Gate, Ticket
 from prefill_svc.hand_off import HandOff
 from prefill_svc.overlap import Chunk, layer_boundaries
+from prefill_svc.prefix_fetch import PrefixFetcher
+from prefill_svc.prefix_reader import PrefixReader
 from prefill_svc.progress import Progress
 from prefill_svc.prompt import Prompt
 from worker.compute_meter import ComputeMeter
 from worker.convert import prompt_from_dispatch
+from worker.exporter import Exporter
 from worker.first_tokens import first_outputs, first_tokens
 from worker.host import RoleService, WorkerHost
 from worker.requests import RequestKey, RequestTable
-
-logger = logging.getLogger(__name__)
 
 STEPS_AHEAD = 2
 """Steps' worth of prompts that may hold a grant before they are computed."""
@@ -56,9 +55,8 @@ class PrefillService(RoleService):
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
         pool = host.engine.pool
-        self._exports = ExportTable(
-            host.settings.lease_config(), host.clock, pool.acquire, pool.release
-        )
+        self._exporter = Exporter(host, self._on_released)
+        self._exports = self._exporter.exports
         self._gate = Gate(
             max_tokens_ahead=STEPS_AHEAD * host.settings.max_num_batched_tokens,
             max_pinned_blocks=int(host.settings.max_export_share * pool.num_blocks),
@@ -68,20 +66,15 @@ class PrefillService(RoleService):
         self._block_bytes = host.engine.kv_cache.block_bytes
         self._num_layers = host.engine.model_config.num_layers
         self._compute_meter = ComputeMeter()
+        self._prefix_reader = PrefixReader(host, self.on_room)
+        self._prefixes = PrefixFetcher(host, self._prefix_reader, self._compute_meter.expected_s)
         self._step_began_at = 0.0
         self._num_step_tokens = 0
         self._hand_off = HandOff(host, self._exports)
         self._requests: RequestTable[Prompt] = RequestTable(host.hub, host.tasks, host.clock)
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        exports = ExportService(
-            self._host.identity,
-            self._host.transport,
-            self._exports,
-            self._on_released,
-            self._on_damaged,
-        )
-        kv_transfer_pb2_grpc.add_KvExportServicer_to_server(exports, server)
+        self._exporter.add_to_server(server)
 
     async def accept(self, assignment: worker_pb2.Assignment) -> None:
         """Queues one prompt."""
@@ -95,15 +88,18 @@ class PrefillService(RoleService):
         num_outputs = len(sequence.output_token_ids)
         sequence.sampling = dataclasses.replace(sampling, max_tokens=num_outputs + 1)
         num_blocks = -(-sequence.num_tokens // self._host.engine.pool.block_size)
+        tokens = sequence.token_slice(0, sequence.num_tokens)
+        sequence.block_hashes = block_hashes(tokens, self._block_size, sequence.scope)
         num_uncached = self._num_uncached(sequence)
         ticket = Ticket(decode.worker_id, sequence.num_tokens, num_blocks)
         prompt = Prompt(dispatch, decode, sequence, sampling, ticket, num_uncached)
+        # With log-probabilities of its own, a prompt is computed whole.
+        if assignment.HasField("source") and not prompt.wants_logprobs:
+            prompt.source = assignment.source
         self._requests.start(dispatch, prompt, self._serve)
 
     def _num_uncached(self, sequence: Sequence) -> int:
         size = self._block_size
-        tokens = sequence.token_slice(0, sequence.num_tokens)
-        sequence.block_hashes = block_hashes(tokens, size, sequence.scope)
         # The newest token is computed in any case.
         reusable = sequence.block_hashes[: (sequence.num_tokens - 1) // size]
         return sequence.num_tokens - self._host.engine.pool.match_length(reusable) * size
@@ -112,9 +108,9 @@ class PrefillService(RoleService):
         key = prompt.key
         try:
             await self._gate.enter(prompt.ticket)
-            grant = await self._hand_off.ask_for_grant(prompt)
+            grant = await self._prepare(prompt)
             self._exports.open(key)
-            self._host.transport.set_num_exports(self._exports.num_open)
+            self._exporter.note_exports()
             self._host.loop.add(prompt.sequence)
             await self._hand_off.announce(prompt, grant)
         except BaseException as error:
@@ -125,6 +121,19 @@ class PrefillService(RoleService):
         finally:
             self._host.loop.abort(prompt.sequence.key)
             self._gate.leave(prompt.ticket)
+
+    async def _prepare(self, prompt: Prompt) -> kv_transfer_pb2.GrantReply:
+        """Waits until decode has room, and meanwhile for what another worker has of the prompt."""
+        if prompt.source is None:
+            return await self._hand_off.ask_for_grant(prompt)
+        fetching = self._host.tasks.start(self._prefixes.bring(prompt.sequence, prompt.source))
+        try:
+            grant = await self._hand_off.ask_for_grant(prompt)
+            await fetching
+            prompt.num_uncached = self._num_uncached(prompt.sequence)
+        finally:
+            fetching.cancel()
+        return grant
 
     # StepObserver: on the event loop, between steps
 
@@ -221,23 +230,12 @@ class PrefillService(RoleService):
             self._requests.fail(key, TransferError("decode gave the hand-off up"))
         self.on_room()
 
-    def _on_damaged(self, block_ids: list[int]) -> None:
-        """Decode read other bytes than were computed here: nobody may use either again.
-
-        No blocks: the export was over, so that others may have written to them.
-        """
-        if not block_ids:
-            return
-        event(logger, logging.ERROR, "blocks_damaged", num_blocks=len(block_ids))
-        self._host.engine.pool.drop_blocks(block_ids)
-
     def on_room(self) -> None:
         self._gate.update()
         self._host.loop.wake()
 
     def reap(self) -> None:
-        for export in self._exports.reap():
-            event(logger, logging.WARNING, "export_expired", request_id=export.key[0])
+        for export in self._exporter.reap():
             self._requests.fail(export.key, Unavailable("the hand-off's lease is over"))
         self._requests.forget_old()
         self.on_room()
@@ -249,6 +247,7 @@ class PrefillService(RoleService):
             queued_tokens=sum(prompt.num_remaining for prompt in self._requests),
             running=scheduler.num_running,
             exports=self._exports.num_open,
+            imports=self._prefix_reader.num_open,
             requests=len(self._requests),
             prefill_s_per_token=self._compute_meter.s_per_token,
         )

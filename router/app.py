@@ -94,12 +94,15 @@ class Router:
             rng,
         )
         self._pool.observe(self._admission)
+        # Equal weights: where a request goes does not depend on what can be pulled there, or
+        # each prefix would soon be in every cache.
+        costs = RoutingCosts(work=settings.prefix_weight, pull_block=settings.prefix_weight)
         placer = Placer(
             pool=self._pool,
             breaker=self._breaker,
             hints=PrefixHints(PrefixIndexReader(self._redis)),
             load_max_age_s=settings.load_max_age_s,
-            policy=make_policy(settings.routing_policy, RoutingCosts(settings.prefix_weight), rng),
+            policy=make_policy(settings.routing_policy, costs, rng),
             local_limit=LocalPrefillLimit(settings.local_prefill_max_tokens),
             counters=RoutingCounters(),
         )

@@ -83,6 +83,10 @@ class WorkerLink:
             worker_id=self.worker_id, address=self.record.address, epoch=self.epoch
         )
 
+    def prefix(self, num_blocks: int) -> worker_pb2.PrefixSource:
+        """As a prefill worker needs it that may fetch so many leading blocks from this one."""
+        return worker_pb2.PrefixSource(worker=self.address, num_blocks=num_blocks)
+
     def fresh_load(self, max_age_s: float) -> types_pb2.Load | None:
         """The last report, or None when it is older than `max_age_s`."""
         is_fresh = self.load_at > 0 and time.monotonic() - self.load_at <= max_age_s
@@ -96,7 +100,12 @@ class WorkerLink:
         self._sinks[key] = sink
         self.predicted.add(key, work)
 
-    def assign(self, dispatch: worker_pb2.Dispatch, partner: WorkerLink | None) -> None:
+    def assign(
+        self,
+        dispatch: worker_pb2.Dispatch,
+        partner: WorkerLink | None,
+        source: worker_pb2.PrefixSource | None = None,
+    ) -> None:
         """Tells the worker to do its part in a dispatch. Raises Unavailable when it is away.
 
         What becomes of it, a refusal too, comes to the sink of the dispatch.
@@ -104,7 +113,9 @@ class WorkerLink:
         if not self.is_attached:
             raise Unavailable(f"worker {self.worker_id} is not attached")
         self._outgoing.message.assignments.add(
-            dispatch=dispatch, partner=None if partner is None else partner.address
+            dispatch=dispatch,
+            partner=None if partner is None else partner.address,
+            source=source,
         )
         self._outgoing.changed.set()
 

@@ -35,6 +35,8 @@ class Placement:
     decode: WorkerLink
     prefill_work: Work
     decode_work: Work
+    source: worker_pb2.PrefixSource | None = None
+    """Whose prefix prefill may take over."""
 
     @property
     def links(self) -> tuple[WorkerLink, ...]:
@@ -202,12 +204,18 @@ class Attempt:
 
     def _tell_prefill(self) -> None:
         """Decode knows the request: prefill may begin. A repeated assignment does no harm."""
-        if self._placement.prefill is not None and not self._ended.done():
-            self._assign(self._placement.prefill, partner=self._placement.decode)
+        placement = self._placement
+        if placement.prefill is not None and not self._ended.done():
+            self._assign(placement.prefill, placement.decode, placement.source)
 
-    def _assign(self, link: WorkerLink, partner: WorkerLink | None) -> None:
+    def _assign(
+        self,
+        link: WorkerLink,
+        partner: WorkerLink | None,
+        source: worker_pb2.PrefixSource | None = None,
+    ) -> None:
         try:
-            link.assign(self._message, partner)
+            link.assign(self._message, partner, source)
         except BatonError as error:
             self._fail(error, link)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.v1 import types_pb2
@@ -72,7 +72,7 @@ class Placer:
         )
         self.counters.count(decision)
         self._log(decision)
-        return _placement(decision, prefills, decodes)
+        return _placement(decision, prefills, decodes, held)
 
     def _links(self, role: types_pb2.Role.ValueType) -> list[WorkerLink]:
         links = self.pool.usable(role)
@@ -129,10 +129,14 @@ def _speeds(links: Sequence[WorkerLink]) -> list[float]:
 
 
 def _placement(
-    decision: Decision, prefills: Sequence[WorkerLink], decodes: Sequence[WorkerLink]
+    decision: Decision,
+    prefills: Sequence[WorkerLink],
+    decodes: Sequence[WorkerLink],
+    held: Mapping[str, int],
 ) -> Placement:
     by_id = {link.worker_id: link for link in (*prefills, *decodes)}
     stays = decision.prefill is None
+    source = decision.pull_from
     return Placement(
         prefill=None if decision.prefill is None else by_id[decision.prefill],
         decode=by_id[decision.decode],
@@ -142,4 +146,5 @@ def _placement(
             sequences=1,
             context_blocks=decision.lacking_blocks,
         ),
+        source=None if source is None else by_id[source].prefix(held[source]),
     )

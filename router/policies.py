@@ -12,6 +12,8 @@ from router.routing import Decision, Policy, Prompt, RoutingCosts, Work, WorkerV
 
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
 
+MIN_PULLED_BLOCKS = 4
+"""Fewer are computed about as soon as another worker is asked for them."""
 TIE_TOLERANCE = 0.01
 """Costs that differ by no more than this share of the least count as equal."""
 
@@ -56,9 +58,7 @@ class CostPolicy:
         self, prompt: Prompt, prefills: Sequence[WorkerView], decodes: Sequence[WorkerView]
     ) -> Decision:
         """One way, in time proportional to the number of workers."""
-        source = None
-        if self.costs.pull_block is not None:
-            source = max((*prefills, *decodes), key=lambda view: view.held_blocks)
+        source = self._source(prompt, [*prefills, *decodes])
         longest = 0 if source is None else source.held_blocks
         prefill, num_prefill_ties = self._least(self._prefill_options(prompt, prefills, longest))
         decode, num_ties = self._least(self._decode_options(prompt, decodes, prefill))
@@ -79,6 +79,16 @@ class CostPolicy:
             num_suspects=decode.num_suspects,
             num_ties=num_ties if decode.stays else num_ties * num_prefill_ties,
         )
+
+    def _source(self, prompt: Prompt, views: Sequence[WorkerView]) -> WorkerView | None:
+        """One of those that hold the most of the prompt; None when prefill is not to ask it."""
+        if self.costs.pull_block is None:
+            return None
+        trusted = [view for view in views if view.worker_id not in prompt.avoid]
+        longest = max((view.held_blocks for view in trusted), default=0)
+        if longest == 0:
+            return None
+        return self._rng.choice([view for view in trusted if view.held_blocks == longest])
 
     def _prefill_options(
         self, prompt: Prompt, views: Sequence[WorkerView], longest: int
@@ -161,8 +171,9 @@ def _missing(prompt: Prompt, view: WorkerView) -> float:
 
 
 def _pulled(view: WorkerView, longest: int) -> int:
-    """Blocks that another worker could give it."""
-    return max(0, longest - view.held_blocks)
+    """Blocks that another worker could give it, if it is worth asking for them."""
+    gain = longest - view.held_blocks
+    return gain if gain >= MIN_PULLED_BLOCKS else 0
 
 
 def _totals(views: Sequence[WorkerView]) -> list[Work]:

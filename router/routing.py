@@ -6,7 +6,7 @@ computing, moving and slowing others down can be added up. A request's way is ch
     handed off   prefill(P) + handoff + transfer_block * lacking(D) + load(D)
     stays on D   queued(D) + work * lacking(D)                      + load(D)
 
-    prefill(P) = queued(P) + work * computed(P)
+    prefill(P) = queued(P) + work * computed(P) + pull_block * pulled(P)
     load(D)    = sequence * sequences(D) + context_block * context(D)
 
 No term depends on both P and D, so the best pair is the best P joined to the best D, and a
@@ -37,7 +37,7 @@ class RoutingCosts:
     context_block: float = 0.01
     """A block that decode's sequences hold and every step reads."""
     pull_block: float | None = None
-    """A block that prefill takes from another worker instead of computing it; None: it cannot."""
+    """A block that prefill takes from another worker instead of computing it; None: it does not."""
 
 
 @dataclass(slots=True)
@@ -144,6 +144,8 @@ class RoutingCounters:
     """Of prompts, found where they are computed."""
     lacking_blocks: float = 0.0
     """Of prompts, not found on decode."""
+    pulled_blocks: float = 0.0
+    """Of prompts, to be taken from another worker."""
     queued_blocks: float = 0.0
     """Ahead of prompts."""
 
@@ -157,4 +159,5 @@ class RoutingCounters:
         self.computed_blocks += decision.computed_blocks
         self.held_blocks += decision.held_blocks
         self.lacking_blocks += decision.lacking_blocks
+        self.pulled_blocks += decision.pulled_blocks
         self.queued_blocks += decision.queued_blocks

@@ -33,11 +33,12 @@ class RoutingMetrics(Collector):
         blocks = CounterMetricFamily(
             "baton_routing_blocks",
             "Terms of the cost: blocks of prompts to compute, held where they are computed, "
-            "lacking on decode, and queued ahead of them",
+            "lacking on decode, to be pulled from another worker, and queued ahead of them",
             labels=["term"],
         )
         blocks.add_metric(["computed"], counters.computed_blocks)
         blocks.add_metric(["held"], counters.held_blocks)
         blocks.add_metric(["lacking"], counters.lacking_blocks)
+        blocks.add_metric(["pulled"], counters.pulled_blocks)
         blocks.add_metric(["queued"], counters.queued_blocks)
         yield blocks

@@ -124,3 +124,22 @@ def test_old_answers_are_forgotten(bench: Bench) -> None:
     bench.now += 26
     bench.table.reap()
     assert bench.table.release(KEY) is False
+
+
+def test_what_is_lent_has_its_lease_from_the_start_and_is_counted_apart(bench: Bench) -> None:
+    bench.announce()
+    bench.table.lend(("fetch", 0), [4, 5, 6])
+    assert (bench.table.num_pinned_blocks, bench.table.num_lent_blocks) == (5, 3)
+    assert bench.references[4] == 2
+    bench.now += 9
+    assert bench.table.release(("fetch", 0)) is True
+    assert (bench.pinned, bench.table.num_lent_blocks) == ([3, 4], 0)
+    assert bench.table.is_known(("fetch", 0))
+
+
+def test_what_is_lent_expires_without_a_renewal(bench: Bench) -> None:
+    bench.table.lend(("fetch", 0), [4, 5])
+    bench.now += 10.5
+    assert [export.key for export in bench.table.reap()] == [("fetch", 0)]
+    assert bench.pinned == []
+    assert bench.table.release(("fetch", 0)) is False

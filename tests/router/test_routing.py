@@ -155,6 +155,29 @@ def test_a_prefix_that_another_worker_holds_is_pulled_where_that_is_cheaper():
     assert choose([prefill("a", held=8), prefill("b")], [decode()], costs=costs).pull_from is None
 
 
+def test_a_prefix_is_pulled_from_either_role_but_not_for_a_few_blocks_or_from_a_suspect():
+    costs = RoutingCosts(work=1, pull_block=1)
+
+    def source(held, **prompt):
+        return choose([prefill(held=held)], [decode(held=8)], costs=costs, **prompt).pull_from
+
+    assert (source(held=4), source(held=5), source(held=8)) == ("d", None, None)
+    assert source(held=0, avoid={"d"}) is None
+
+
+def test_workers_that_hold_the_same_prefix_are_pulled_from_by_turns():
+    costs = RoutingCosts(work=1, pull_block=1)
+    views = decode("x", held=8), decode("y", held=8)
+    sources = {choose([prefill()], views, costs=costs, seed=seed).pull_from for seed in range(20)}
+    assert sources == {"x", "y"}
+
+
+def test_a_prefix_that_can_be_pulled_at_the_price_of_computing_attracts_no_more_requests():
+    views = [prefill("a", held=8), prefill("b", queued=1)], [decode(held=8)]
+    plain, pulling = (RoutingCosts(work=6, pull_block=pull) for pull in (None, 6))
+    assert choose(*views, costs=plain).prefill == choose(*views, costs=pulling).prefill == "a"
+
+
 def test_least_loaded_does_not_look_at_prefixes():
     views = prefill("a", held=9, queued=1), prefill("b")
     assert prefill_choices(*views, policy="least_loaded") == {"b"}

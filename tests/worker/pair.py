@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,23 +217,33 @@ class Pair:
             **{"attempt": 1, **fields},  # type: ignore[arg-type]
         )
 
-    def assign(self, to: Worker, dispatch: worker_pb2.Dispatch, is_local: bool = False) -> None:
+    def assign(
+        self,
+        to: Worker,
+        dispatch: worker_pb2.Dispatch,
+        is_local: bool = False,
+        source: worker_pb2.PrefixSource | None = None,
+    ) -> None:
         """Tells one worker of its part; without a partner when decode is to compute it all."""
         partner = self.prefill if to is self.decode else self.decode
         assignment = worker_pb2.Assignment(
-            dispatch=dispatch, partner=None if is_local else partner.address
+            dispatch=dispatch, partner=None if is_local else partner.address, source=source
         )
         message = worker_pb2.RouterMessage(assignments=[assignment])
         self._outgoing[to.address.worker_id].put_nowait(message)
 
-    async def send(self, dispatch: worker_pb2.Dispatch) -> Result:
+    async def send(
+        self, dispatch: worker_pb2.Dispatch, source: worker_pb2.PrefixSource | None = None
+    ) -> Result:
         """Dispatches to both workers, decode first. Raises what decode refuses with."""
-        return (await self.send_choices(dispatch))[0]
+        return (await self.send_choices(dispatch, source))[0]
 
-    async def send_choices(self, dispatch: worker_pb2.Dispatch) -> list[Result]:
+    async def send_choices(
+        self, dispatch: worker_pb2.Dispatch, source: worker_pb2.PrefixSource | None = None
+    ) -> list[Result]:
         """The same, with a result for each choice."""
         results = await self.send_to_decode(dispatch)
-        self.assign(self.prefill, dispatch)
+        self.assign(self.prefill, dispatch, source=source)
         return results
 
     async def send_to_decode(
@@ -266,15 +277,20 @@ class Pair:
         )
         await self.decode_imports.Grant(request, timeout=5)
 
-    async def generate(self, prompt: list[int], name: str, **fields: object) -> Result:
+    async def generate(self, prompt: list[int], name: str, **fields: Any) -> Result:
         """Sends and waits for the end."""
         return (await self.generate_choices(prompt, name, **fields))[0]
 
     async def generate_choices(
-        self, prompt: list[int], name: str, **fields: object
+        self,
+        prompt: list[int],
+        name: str,
+        source: worker_pb2.PrefixSource | None = None,
+        **fields: object,
     ) -> list[Result]:
         """Sends and waits for the end of every choice."""
-        results = await self.send_choices(self.dispatch(prompt, name, **fields))  # type: ignore[arg-type]
+        dispatch = self.dispatch(prompt, name, **fields)  # type: ignore[arg-type]
+        results = await self.send_choices(dispatch, source)
         async with asyncio.timeout(60):
             for result in results:
                 await result.ended.wait()
@@ -337,11 +353,13 @@ async def pair(
     transport: str = "tcp",
     prefill: dict[str, object] | None = None,
     decode: dict[str, object] | None = None,
+    number: int = 0,
 ) -> AsyncIterator[Pair]:
     """Both workers and an attached stand-in router; checks on leaving that all is idle."""
+    names = (f"p{number}", f"d{number}")
     async with (
-        worker(folder, PrefillService, "p0", kv_transport=transport, **(prefill or {})) as p,
-        worker(folder, DecodeService, "d0", kv_transport=transport, **(decode or {})) as d,
+        worker(folder, PrefillService, names[0], kv_transport=transport, **(prefill or {})) as p,
+        worker(folder, DecodeService, names[1], kv_transport=transport, **(decode or {})) as d,
     ):
         both = Pair(p, d)
         try:
@@ -353,8 +371,13 @@ async def pair(
 
 
 def flip_a_byte_of(both: Pair, monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    """Damages the `index`-th block of every read, after it has landed."""
-    host = both.decode.host
+    """Damages the `index`-th block of decode's every read, after it has landed."""
+    flip_a_byte_at(both.decode, monkeypatch, index)
+
+
+def flip_a_byte_at(reader: Worker, monkeypatch: pytest.MonkeyPatch, index: int) -> None:
+    """The same of one worker."""
+    host = reader.host
     memory = host.engine.kv_cache.data.view(host.engine.pool.num_blocks, -1)
     real_pull = host.transport.pull
 

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class KvExportStub:
-    """Hosted by workers whose blocks others read (prefill).
+    """Hosted by every worker: others read its blocks. The reader is D in a hand-off, P when it
+    fetches a prefix.
     """
 
     def __init__(self, channel):
@@ -50,30 +51,44 @@ class KvExportStub:
                 request_serializer=baton_dot_v1_dot_kv__transfer__pb2.RenewRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.RenewReply.FromString,
                 _registered_method=True)
+        self.Fetch = channel.unary_unary(
+                '/baton.v1.KvExport/Fetch',
+                request_serializer=baton_dot_v1_dot_kv__transfer__pb2.FetchRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.FetchReply.FromString,
+                _registered_method=True)
 
 
 class KvExportServicer:
-    """Hosted by workers whose blocks others read (prefill).
+    """Hosted by every worker: others read its blocks. The reader is D in a hand-off, P when it
+    fetches a prefix.
     """
 
     def Handshake(self, request, context):
-        """D -> P, once per pair of epochs: compares fingerprints and exchanges what the
-        transport needs.
+        """Once per pair of epochs: compares fingerprints and exchanges what the transport
+        needs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """D -> P: everything is read (or given up). The answer says whether the lease
-        held until now; if it did not, what was read must not be used.
+        """Everything is read (or given up). The answer says whether the lease held until
+        now; if it did not, what was read must not be used.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """D -> P: D still waits for its reads.
+        """The reader still waits for its reads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """Pins leading blocks of a chain of hashes, as many as are cached, under a lease that
+        begins now. They are released like those of a hand-off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,6 +112,11 @@ def add_KvExportServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.RenewRequest.FromString,
                     response_serializer=baton_dot_v1_dot_kv__transfer__pb2.RenewReply.SerializeToString,
             ),
+            'Fetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.FetchRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_kv__transfer__pb2.FetchReply.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'baton.v1.KvExport', rpc_method_handlers)
@@ -106,7 +126,8 @@ def add_KvExportServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvExport:
-    """Hosted by workers whose blocks others read (prefill).
+    """Hosted by every worker: others read its blocks. The reader is D in a hand-off, P when it
+    fetches a prefix.
     """
 
     @staticmethod
@@ -180,6 +201,33 @@ class KvExport:
             '/baton.v1.KvExport/Renew',
             baton_dot_v1_dot_kv__transfer__pb2.RenewRequest.SerializeToString,
             baton_dot_v1_dot_kv__transfer__pb2.RenewReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KvExport/Fetch',
+            baton_dot_v1_dot_kv__transfer__pb2.FetchRequest.SerializeToString,
+            baton_dot_v1_dot_kv__transfer__pb2.FetchReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\x8b\x01\n\rRouterMessage\x12\'\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x17.baton.v1.AttachRequest\x12)\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x14.baton.v1.Assignment\x12&\n\x06\x61\x62orts\x18\x03 \x03(\x0b\x32\x16.baton.v1.AbortRequest\"1\n\rAttachRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\\\n\nAssignment\x12$\n\x08\x64ispatch\x18\x01 \x01(\x0b\x32\x12.baton.v1.Dispatch\x12(\n\x07partner\x18\x02 \x01(\x0b\x32\x17.baton.v1.WorkerAddress\"~\n\rWorkerMessage\x12)\n\x07outputs\x18\x01 \x03(\x0b\x32\x18.baton.v1.SequenceOutput\x12\x1c\n\x04load\x18\x02 \x01(\x0b\x32\x0e.baton.v1.Load\x12$\n\x05state\x18\x03 \x01(\x0e\x32\x15.baton.v1.WorkerState\"\xf8\x02\n\x0eSequenceOutput\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x14\n\x0coutput_index\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12$\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x15.baton.v1.ErrorDetail\x12\x15\n\rcached_tokens\x18\x08 \x01(\x05\x12\x1a\n\x12transferred_blocks\x18\t \x01(\x05\x12\x11\n\tpreempted\x18\n \x01(\x08\x12\x0e\n\x06\x63hoice\x18\x0b \x01(\x05\x12\x30\n\x0fprompt_logprobs\x18\x0c \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x10\n\x08\x61\x63\x63\x65pted\x18\r \x01(\x08\"\x9c\x02\n\x08\x44ispatch\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x11\n\trouter_id\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\x05\x12\x18\n\x10output_token_ids\x18\x05 \x03(\x05\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x15\n\reos_token_ids\x18\x07 \x03(\x05\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01\x12\x11\n\thash_salt\x18\t \x01(\t\x12\t\n\x01n\x18\n \x01(\x05\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\x05H\x00\x88\x01\x01\x42\x12\n\x10_prompt_logprobs\"B\n\rWorkerAddress\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\"S\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x06\x63hoice\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\t\n\x07_choice\"$\n\x13WorkerStatusRequest\x12\r\n\x05\x61udit\x18\x01 \x01(\x08\"\xdf\x01\n\x0cWorkerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\r\n\x05\x65poch\x18\x05 \x01(\x03\x12$\n\x05state\x18\x06 \x01(\x0e\x32\x15.baton.v1.WorkerState\x12\x1c\n\x04load\x18\x07 \x01(\x0b\x32\x0e.baton.v1.Load\x12\x14\n\x0ckv_transport\x18\x08 \x01(\t\x12\x1e\n\x05\x61udit\x18\t \x01(\x0b\x32\x0f.baton.v1.Audit\"#\n\x05\x41udit\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0e\n\x06\x65rrors\x18\x02 \x03(\t2\x92\x01\n\x06Worker\x12>\n\x06\x41ttach\x12\x17.baton.v1.RouterMessage\x1a\x17.baton.v1.WorkerMessage(\x01\x30\x01\x12H\n\x0fGetWorkerStatus\x12\x1d.baton.v1.WorkerStatusRequest\x1a\x16.baton.v1.WorkerStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\x8b\x01\n\rRouterMessage\x12\'\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x17.baton.v1.AttachRequest\x12)\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x14.baton.v1.Assignment\x12&\n\x06\x61\x62orts\x18\x03 \x03(\x0b\x32\x16.baton.v1.AbortRequest\"1\n\rAttachRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\x84\x01\n\nAssignment\x12$\n\x08\x64ispatch\x18\x01 \x01(\x0b\x32\x12.baton.v1.Dispatch\x12(\n\x07partner\x18\x02 \x01(\x0b\x32\x17.baton.v1.WorkerAddress\x12&\n\x06source\x18\x03 \x01(\x0b\x32\x16.baton.v1.PrefixSource\"K\n\x0cPrefixSource\x12\'\n\x06worker\x18\x01 \x01(\x0b\x32\x17.baton.v1.WorkerAddress\x12\x12\n\nnum_blocks\x18\x02 \x01(\x05\"~\n\rWorkerMessage\x12)\n\x07outputs\x18\x01 \x03(\x0b\x32\x18.baton.v1.SequenceOutput\x12\x1c\n\x04load\x18\x02 \x01(\x0b\x32\x0e.baton.v1.Load\x12$\n\x05state\x18\x03 \x01(\x0e\x32\x15.baton.v1.WorkerState\"\xf8\x02\n\x0eSequenceOutput\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x14\n\x0coutput_index\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12$\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x15.baton.v1.ErrorDetail\x12\x15\n\rcached_tokens\x18\x08 \x01(\x05\x12\x1a\n\x12transferred_blocks\x18\t \x01(\x05\x12\x11\n\tpreempted\x18\n \x01(\x08\x12\x0e\n\x06\x63hoice\x18\x0b \x01(\x05\x12\x30\n\x0fprompt_logprobs\x18\x0c \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12\x10\n\x08\x61\x63\x63\x65pted\x18\r \x01(\x08\"\x9c\x02\n\x08\x44ispatch\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x11\n\trouter_id\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\x05\x12\x18\n\x10output_token_ids\x18\x05 \x03(\x05\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x15\n\reos_token_ids\x18\x07 \x03(\x05\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01\x12\x11\n\thash_salt\x18\t \x01(\t\x12\t\n\x01n\x18\n \x01(\x05\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\x05H\x00\x88\x01\x01\x42\x12\n\x10_prompt_logprobs\"B\n\rWorkerAddress\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\"S\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x13\n\x06\x63hoice\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\t\n\x07_choice\"$\n\x13WorkerStatusRequest\x12\r\n\x05\x61udit\x18\x01 \x01(\x08\"\xdf\x01\n\x0cWorkerStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\r\n\x05\x65poch\x18\x05 \x01(\x03\x12$\n\x05state\x18\x06 \x01(\x0e\x32\x15.baton.v1.WorkerState\x12\x1c\n\x04load\x18\x07 \x01(\x0b\x32\x0e.baton.v1.Load\x12\x14\n\x0ckv_transport\x18\x08 \x01(\t\x12\x1e\n\x05\x61udit\x18\t \x01(\x0b\x32\x0f.baton.v1.Audit\"#\n\x05\x41udit\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\x0e\n\x06\x65rrors\x18\x02 \x03(\t2\x92\x01\n\x06Worker\x12>\n\x06\x41ttach\x12\x17.baton.v1.RouterMessage\x1a\x17.baton.v1.WorkerMessage(\x01\x30\x01\x12H\n\x0fGetWorkerStatus\x12\x1d.baton.v1.WorkerStatusRequest\x1a\x16.baton.v1.WorkerStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,24 +36,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERMESSAGE']._serialized_end=197
   _globals['_ATTACHREQUEST']._serialized_start=199
   _globals['_ATTACHREQUEST']._serialized_end=248
-  _globals['_ASSIGNMENT']._serialized_start=250
-  _globals['_ASSIGNMENT']._serialized_end=342
-  _globals['_WORKERMESSAGE']._serialized_start=344
-  _globals['_WORKERMESSAGE']._serialized_end=470
-  _globals['_SEQUENCEOUTPUT']._serialized_start=473
-  _globals['_SEQUENCEOUTPUT']._serialized_end=849
-  _globals['_DISPATCH']._serialized_start=852
-  _globals['_DISPATCH']._serialized_end=1136
-  _globals['_WORKERADDRESS']._serialized_start=1138
-  _globals['_WORKERADDRESS']._serialized_end=1204
-  _globals['_ABORTREQUEST']._serialized_start=1206
-  _globals['_ABORTREQUEST']._serialized_end=1289
-  _globals['_WORKERSTATUSREQUEST']._serialized_start=1291
-  _globals['_WORKERSTATUSREQUEST']._serialized_end=1327
-  _globals['_WORKERSTATUS']._serialized_start=1330
-  _globals['_WORKERSTATUS']._serialized_end=1553
-  _globals['_AUDIT']._serialized_start=1555
-  _globals['_AUDIT']._serialized_end=1590
-  _globals['_WORKER']._serialized_start=1593
-  _globals['_WORKER']._serialized_end=1739
+  _globals['_ASSIGNMENT']._serialized_start=251
+  _globals['_ASSIGNMENT']._serialized_end=383
+  _globals['_PREFIXSOURCE']._serialized_start=385
+  _globals['_PREFIXSOURCE']._serialized_end=460
+  _globals['_WORKERMESSAGE']._serialized_start=462
+  _globals['_WORKERMESSAGE']._serialized_end=588
+  _globals['_SEQUENCEOUTPUT']._serialized_start=591
+  _globals['_SEQUENCEOUTPUT']._serialized_end=967
+  _globals['_DISPATCH']._serialized_start=970
+  _globals['_DISPATCH']._serialized_end=1254
+  _globals['_WORKERADDRESS']._serialized_start=1256
+  _globals['_WORKERADDRESS']._serialized_end=1322
+  _globals['_ABORTREQUEST']._serialized_start=1324
+  _globals['_ABORTREQUEST']._serialized_end=1407
+  _globals['_WORKERSTATUSREQUEST']._serialized_start=1409
+  _globals['_WORKERSTATUSREQUEST']._serialized_end=1445
+  _globals['_WORKERSTATUS']._serialized_start=1448
+  _globals['_WORKERSTATUS']._serialized_end=1671
+  _globals['_AUDIT']._serialized_start=1673
+  _globals['_AUDIT']._serialized_end=1708
+  _globals['_WORKER']._serialized_start=1711
+  _globals['_WORKER']._serialized_end=1857
 # @@protoc_insertion_point(module_scope)

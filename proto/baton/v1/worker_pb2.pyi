@@ -84,6 +84,7 @@ class Assignment(_message.Message):
 
     DISPATCH_FIELD_NUMBER: _builtins.int
     PARTNER_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def dispatch(self) -> Global___Dispatch: ...
     @_builtins.property
@@ -92,19 +93,49 @@ class Assignment(_message.Message):
         Unset: decode computes the prompt itself. Then `n` is 1.
         """
 
+    @_builtins.property
+    def source(self) -> Global___PrefixSource:
+        """For prefill: another worker that seems to hold more of the prompt's KV."""
+
     def __init__(
         self,
         *,
         dispatch: Global___Dispatch | None = ...,
         partner: Global___WorkerAddress | None = ...,
+        source: Global___PrefixSource | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["dispatch", b"dispatch", "partner", b"partner"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dispatch", b"dispatch", "partner", b"partner", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dispatch", b"dispatch", "partner", b"partner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dispatch", b"dispatch", "partner", b"partner", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+
+@_typing.final
+class PrefixSource(_message.Message):
+    """Who holds how many leading blocks of a prompt; a hint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    num_blocks: _builtins.int
+    @_builtins.property
+    def worker(self) -> Global___WorkerAddress: ...
+    def __init__(
+        self,
+        *,
+        worker: Global___WorkerAddress | None = ...,
+        num_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks", b"num_blocks", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixSource: _TypeAlias = PrefixSource  # noqa: Y015
 
 @_typing.final
 class WorkerMessage(_message.Message):
