@@ -76,12 +76,12 @@ class DecodeService(RoleService):
         prefill = None
         if assignment.HasField("partner"):
             prefill = await self._host.peers.connected(assignment.partner)
-            # The router may have left meanwhile, and its requests end when it leaves.
-            self._host.hub.require(dispatch.router_id)
         else:
             check_local(dispatch.n, dispatch.HasField("prompt_logprobs"))
         prompt.block_hashes = self._hashes(prompt)
         plan = self._host.settings.digest_plan()
+        # The router may have left meanwhile, and its requests end when it leaves.
+        self._host.hub.require(dispatch.router_id)
         state = Request(dispatch, prefill, prompt, plan, self._num_missing_blocks(prompt))
         self._requests.start(dispatch, state, self._serve)
 

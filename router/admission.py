@@ -47,6 +47,7 @@ class _Queued(Waiting):
     item: InFlight = field(kw_only=True)
     turn: asyncio.Future[None] = field(kw_only=True)
     is_released: bool = False
+    is_removed: bool = False
 
 
 class Ticket:
@@ -149,8 +150,15 @@ class Admission:
     def pump(self) -> None:
         """Lets in whoever may go now; called whenever that may have changed."""
         queue = self._queue
-        while (head := queue.head()) is not None and self._may_go(head.need_blocks):
+        while (head := queue.head()) is not None:
             assert isinstance(head, _Queued)
+            if head.turn.cancelled():
+                # Its task takes itself out a turn of the event loop later.
+                queue.remove(head)
+                head.is_removed = True
+                continue
+            if not self._may_go(head.need_blocks):
+                break
             queue.pop()
             head.is_released = True
             self.ledger.released(head.item)
@@ -223,7 +231,7 @@ class Admission:
         except BaseException:
             if waiting.is_released:
                 self.ledger.ended(item, self.clock())
-            else:
+            elif not waiting.is_removed:
                 self._queue.remove(waiting)
             self.pump()
             raise

@@ -165,6 +165,10 @@ class WorkerLink:
             return f"silent for {self._silence_s:g} s"
         except grpc.RpcError as error:
             return f"{error.code().name}: {error.details()}"
+        except Exception as error:
+            # A bug here must not cost the router this worker for good.
+            logger.exception("what %s says cannot be used", self.worker_id)
+            return f"{type(error).__name__}: {error}"
         finally:
             call.cancel()
             # gRPC leaves the task that reads them alone when the call has failed already.

@@ -129,6 +129,10 @@ class Quotas:
             except (Unavailable, TimeoutError) as error:
                 self._note_away(error)
                 self._take_locally(charge)
+            except asyncio.CancelledError:
+                # It may have been charged all the same.
+                self._tasks.start(self._settle(charge, num_tokens))
+                raise
         holding = self._in_flight.setdefault(tenant.name, _InFlight(tenant))
         holding.members.add(member)
         return charge

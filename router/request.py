@@ -192,8 +192,7 @@ class RequestRun:
     async def _finish(self, resolved: ResolvedRequest, branch: _Branch) -> None:
         """Attempts until all choices of `branch` are finished.
 
-        Choices that an attempt leaves unfinished have different outputs by then, so that
-        each goes on by itself.
+        Choices that have different outputs by then each go on by themselves.
         """
         while True:
             branch.num_attempts += 1
@@ -210,7 +209,7 @@ class RequestRun:
             left = [choice for choice in branch.choices if not choice.is_finished]
             if not left:
                 return
-            if len(branch.choices) > 1:
+            if len(branch.choices) > 1 and any(choice.token_ids for choice in branch.choices):
                 await self._finish_apart(resolved, branch, left)
                 return
 
@@ -261,7 +260,9 @@ class RequestRun:
             finally:
                 if attempt.handoff_s is not None:
                     self._shared.placer.local_limit.observe_handoff(attempt.handoff_s)
-                self._route.cached_tokens = attempt.cached_tokens
+                # A later attempt may find outputs in the cache, too.
+                num_prompt = len(resolved.prompt_token_ids)
+                self._route.cached_tokens = min(attempt.cached_tokens, num_prompt)
                 self._route.transferred_blocks = attempt.transferred_blocks
 
     async def _place(self, sought: Sought) -> Placement:

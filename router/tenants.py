@@ -156,6 +156,8 @@ def parse_tenants(text: str) -> Tenants:
         raise TenantFileError(str(error)) from None
     except ValidationError as error:
         raise TenantFileError("; ".join(_describe(node, dict(e)) for e in error.errors())) from None
+    except (ValueError, RecursionError) as error:  # of a scalar that is no date, of deep nesting
+        raise TenantFileError(str(error)) from None
     by_name = {name: _tenant(name, entry, file.classes) for name, entry in file.tenants.items()}
     if DEFAULT_TENANT in by_name:
         line = _line_of(node, ("tenants", DEFAULT_TENANT))

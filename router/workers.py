@@ -164,7 +164,9 @@ class WorkerPool:
 
     def _drop(self, link: WorkerLink) -> None:
         del self._links[link.worker_id]
-        self._tasks[link].cancel()
+        task = self._tasks.get(link)
+        if task is not None:
+            task.cancel()
         self._note_change()
 
     def _note_change(self) -> None:

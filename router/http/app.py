@@ -107,7 +107,7 @@ class HttpApi:
             )
         else:
             messages = [
-                ChatMessage(item.role, item.content) for item in chat_messages(body.messages or [])
+                ChatMessage(item.role, item.content) for item in chat_messages(body.messages)
             ]
             tokens = await tokenizer.encode_whole(
                 tokenizer.render_chat(messages), add_special_tokens=False

@@ -14,10 +14,13 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     PlainValidator,
     model_validator,
 )
+
+from router.validate import MAX_LOGIT_BIASES
 
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
@@ -64,6 +67,8 @@ def _token_id_keys(value: Any) -> Any:
     """JSON has only strings for keys."""
     if not isinstance(value, dict):
         return value
+    if len(value) > MAX_LOGIT_BIASES:
+        raise ValueError(f"has {len(value)} keys; the limit is {MAX_LOGIT_BIASES}")
     for key in value:
         if not (isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10):
             raise ValueError(f"has the key {str(key)[:20]!r}, which is no token id")
@@ -107,6 +112,10 @@ class Message(Body):
     function_call: None = None
 
 
+Messages = Annotated[list[Message], FailFast()]
+"""A thousand wrong ones cost no more than the first."""
+
+
 class GenerationBody(Body):
     """What completions and chat completions have in common."""
 
@@ -121,7 +130,7 @@ class GenerationBody(Body):
     presence_penalty: float | None = None
     logit_bias: Annotated[dict[int, float], BeforeValidator(_token_id_keys)] = {}
     seed: Seed | None = None
-    stop: Annotated[list[str], BeforeValidator(_as_list)] = []
+    stop: Annotated[list[str], FailFast(), BeforeValidator(_as_list)] = []
     user: str | None = None
 
     top_k: Int32 | None = None
@@ -129,7 +138,7 @@ class GenerationBody(Body):
     min_tokens: Int32 | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool = False
-    stop_token_ids: list[Int32] = []
+    stop_token_ids: Annotated[list[Int32], FailFast()] = []
     priority: Int32 | None = None
 
     @model_validator(mode="after")
@@ -160,13 +169,13 @@ class CompletionBody(GenerationBody):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions"""
 
-    messages: list[Message]
+    messages: Messages
     max_completion_tokens: Int32 | None = None
     logprobs: bool = False
     top_logprobs: Int32 | None = None
 
     response_format: TextFormat | None = None
-    modalities: list[Literal["text"]] = ["text"]
+    modalities: Annotated[list[Literal["text"]], FailFast()] = ["text"]
     tools: EmptyList = []
     tool_choice: Literal["none", "auto"] = "none"
     parallel_tool_calls: bool = True
@@ -201,12 +210,12 @@ class TokenizeBody(Body):
 
     model: str = ""
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Messages = []
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
     def _has_one_input(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
+        if (self.prompt is None) == ("messages" not in self.model_fields_set):
             raise ValueError("prompt must be given, or messages, and not both")
         return self
 
@@ -215,7 +224,7 @@ class DetokenizeBody(Body):
     """POST /detokenize"""
 
     model: str = ""
-    tokens: list[Int32]
+    tokens: Annotated[list[Int32], FailFast()]
 
 
 def renamed_fields(body: CompletionBody | ChatBody) -> Mapping[str, str]:

@@ -91,6 +91,15 @@ class _BoundedHeaders(HttpToolsProtocol):
             self.transport.write(_HEADERS_TOO_LARGE)
             self.transport.close()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_headers:
+            super().on_header(name, value)
+            return
+        # Trailers of a chunked body, which nobody reads.
+        self._num_header_bytes += len(name) + len(value)
+        if self._num_header_bytes > MAX_HEADER_BYTES:
+            self.transport.close()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._num_header_bytes = 0

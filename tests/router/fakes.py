@@ -130,7 +130,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self, dispatch: worker_pb2.Dispatch, decode: FakeWorker, choice: int
     ) -> None:
         first = len(dispatch.output_token_ids)
-        hello = self.script_output(dispatch, first, choice, cached_tokens=8)
+        hello = self.script_output(dispatch, first, choice, cached_tokens=4)
         if not self.script.decode_first or hello.finish_reason:
             self.send(dispatch, hello)
         if not hello.finish_reason:

@@ -256,3 +256,16 @@ async def test_without_workers_requests_pass_on_to_where_workers_are_waited_for(
     bench.admission.on_workers()
     for _ in range(3):
         await bench.admit(place=False)
+
+
+async def test_who_was_cancelled_at_the_head_of_the_queue_disturbs_nobody():
+    bench = Bench()
+    await bench.measure()
+    running = await bench.admit(num_prompt_tokens=1000)
+    first, second = [await bench.begin(num_prompt_tokens=1000) for _ in range(2)]
+    first.cancel()
+    # Before the task of the cancelled one has run.
+    running.close(0)
+    assert (await second) is not None
+    assert first.cancelled()
+    assert bench.admission.queued().get("silver", (0, 0))[0] == 0

@@ -155,3 +155,9 @@ async def test_a_file_that_is_gone_for_a_while_changes_nothing(book, tmp_path, c
     (tmp_path / "new").replace(tmp_path / "tenants.yaml")
     await made.refresh()
     assert made.tenant("Bearer new") == "a"
+
+
+@pytest.mark.parametrize("text", ["tenants: {a: {salt: 2024-13-01}}", "tenants: " + "[" * 5000])
+def test_what_yaml_itself_trips_over_is_an_error_of_the_file(text):
+    with pytest.raises(TenantFileError):
+        parse_tenants(text)

@@ -22,7 +22,7 @@ async def test_a_completion_has_text_usage_and_why_it_ended(serve):
     assert choice.logprobs is None
     usage = answer.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (6, 18, 24)
-    assert usage.prompt_tokens_details.cached_tokens == 8
+    assert usage.prompt_tokens_details.cached_tokens == 4
 
 
 async def test_a_chat_answers_as_the_assistant(serve):

@@ -62,7 +62,7 @@ async def test_metrics_count_requests_tokens_and_times(serve):
         'baton_requests_total{outcome="ok"} 3.0',
         'baton_requests_total{outcome="invalid_argument"} 1.0',
         "baton_prompt_tokens_total 8.0",
-        "baton_cached_prompt_tokens_total 24.0",
+        "baton_cached_prompt_tokens_total 8.0",
         "baton_output_tokens_total 71.0",
         "baton_time_to_first_token_seconds_count 3.0",
         "baton_inter_token_latency_seconds_count 67.0",

@@ -113,3 +113,16 @@ async def test_a_client_that_never_reads_is_given_up_after_its_deadline(serve, m
     async with serve() as s, asyncio.timeout(10):
         await s.stack.router._http._server.config.app(scope, receive, send)
         await has_left(s)
+
+
+async def test_trailers_without_end_end_the_connection(serve):
+    async with serve() as s:
+        host, port = s.stack.http_url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(POST + b"transfer-encoding: chunked\r\n\r\n0\r\n")
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(10):
+                while True:
+                    writer.write(b"x: " + b"b" * 1000 + b"\r\n")
+                    await writer.drain()
+        writer.close()

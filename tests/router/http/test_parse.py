@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from router.http.errors import HttpError
 from router.http.parameters import ChatBody, CompletionBody, TokenizeBody
@@ -186,3 +187,9 @@ def test_tokenize_takes_a_prompt_or_messages():
     for both in ({}, {"prompt": "a", "messages": [USER]}):
         with pytest.raises(HttpError, match="prompt must be given, or messages, and not both"):
             parse_body(TokenizeBody, json.dumps(both).encode())
+
+
+def test_a_thousand_wrong_messages_cost_no_more_than_the_first():
+    with pytest.raises(ValidationError) as caught:
+        ChatBody.model_validate({"messages": [{}] * 1000})
+    assert {error["loc"][:2] for error in caught.value.errors()} == {("messages", 0)}
