@@ -14,7 +14,7 @@ from tests.faults.stack import FaultStack, fault_stack
 
 pytestmark = pytest.mark.e2e
 
-PREFIX_BLOCKS = 20
+PREFIX_BLOCKS = 10
 MAX_CROWD = 60
 
 
@@ -49,7 +49,7 @@ def crowd(
     """Requests with that prefix, more and more of them."""
     begun: list[tuple[list[int], Future[Completion]]] = []
     for seed in range(MAX_CROWD):
-        prompt = [*prefix, *make_prompt(20, seed)]
+        prompt = [*prefix, *make_prompt(150, seed)]
         begun.append((prompt, stack.begin(prompt, 4)))
         time.sleep(0.3)
         if is_enough([answer for _, answer in begun]):

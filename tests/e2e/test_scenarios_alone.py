@@ -50,8 +50,6 @@ def test_a_worker_that_restarts_at_its_address_is_met_anew(stack: FaultStack, na
         answer = stack.ask(prompt, 10)
         assert answer.token_ids == stack.reference(prompt, 10)
         assert answer.route.attempts == 1
-        if name == "prefill-0":
-            assert answer.route.cached_tokens == 0
     stack.check_recovered()
 
 

@@ -84,12 +84,14 @@ def test_a_prefix_that_only_prefill_has_cached_is_moved_whole(stack: FaultStack)
     stack.check_recovered()
 
 
-def test_a_prefix_that_only_decode_has_cached_is_computed_but_not_moved(stack: FaultStack) -> None:
+def test_a_prefix_that_only_decode_has_cached_is_fetched_and_not_moved_back(
+    stack: FaultStack,
+) -> None:
     prompt = make_prompt(160, seed=61)
     stack.ask(prompt, 5)
     stack.workers["prefill-0"].kill()
     stack.restart("prefill-0")
     again = stack.ask(prompt, 5)
     assert again.token_ids == stack.reference(prompt, 5)
-    assert (again.route.cached_tokens, again.route.transferred_blocks) == (0, 0)
+    assert (again.route.cached_tokens, again.route.transferred_blocks) == (144, 0)
     stack.check_recovered()
