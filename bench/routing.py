@@ -39,6 +39,7 @@ COSTS = CostModel(
     decode_step_s=78e-3,
     sequence_s=3.7e-3,
     context_token_s=1.3e-5,
+    # These two are estimates.
     handoff_s=5e-3,
     moved_token_s=1e-5,
 )

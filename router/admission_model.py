@@ -1,7 +1,8 @@
 """What the router has learned of its workers' speed, and the forecast made of it. Pure.
 
-All work of prefill is counted in prompt tokens, cached ones included, as load reports do; so
-what the prefix cache saves shows as speed.
+This router's own work is counted in prompt tokens, cached ones included, so that what the prefix
+cache saves shows as speed. Load reports count uncached tokens only: with warm caches, what other
+routers have sent is underrated.
 """
 
 from __future__ import annotations
