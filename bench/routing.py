@@ -1,8 +1,8 @@
 """The routing policies over a trace, in simulated time: the router's own code decides.
 
 8 prefill and 8 decode pods, each with a cache of `--cache-blocks` blocks of 512 tokens. Their
-speeds are `COSTS`, measured by `bench.engine_costs` for SmolLM2 in float32 on one CPU thread,
-and by `bench.kv` and `bench.handoff` for the hand-off. Load reports come every second, and the
+speeds are `COSTS`, measured by `bench.engine_costs` for SmolLM2 in float32 on one CPU thread;
+what a hand-off costs is an estimate. Load reports come every second, and the
 prefix index lags 0.1 s behind the caches.
 
 A trace is stretched in time so that prefill would be busy for `--utilization` of it if nothing
