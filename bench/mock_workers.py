@@ -38,7 +38,13 @@ class _Running:
     """One sequence in decode's batch."""
 
     dispatch: worker_pb2.Dispatch
+    first_index: int
     next_index: int
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether its next token is the last."""
+        return self.next_index + 1 >= self.dispatch.sampling.max_tokens
 
 
 class _Outbox:
@@ -46,6 +52,7 @@ class _Outbox:
 
     def __init__(self) -> None:
         self.outputs: list[worker_pb2.SequenceOutput] = []
+        self.tokens = worker_pb2.StepTokens()
         self.changed = asyncio.Event()
 
 
@@ -76,9 +83,13 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
         self._tasks.start(self._read(requests))
         while True:
             outputs, outbox.outputs = outbox.outputs, []
+            tokens, outbox.tokens = outbox.tokens, worker_pb2.StepTokens()
             outbox.changed.clear()
             yield worker_pb2.WorkerMessage(
-                outputs=outputs, load=self._load(), state=types_pb2.WORKER_STATE_READY
+                tokens=tokens,
+                outputs=outputs,
+                load=self._load(),
+                state=types_pb2.WORKER_STATE_READY,
             )
             try:
                 async with asyncio.timeout(_REPORT_S):
@@ -118,25 +129,34 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
     def _begin(self, dispatch: worker_pb2.Dispatch) -> None:
         """The first token goes out at once; the steps begin by repeating it, as decode does."""
         first = len(dispatch.output_token_ids)
-        if not self.send(_Running(dispatch, first)):
-            self._batch[(dispatch.request_id, dispatch.attempt)] = _Running(dispatch, first)
+        if not self.send(_Running(dispatch, first, first)):
+            self._batch[(dispatch.request_id, dispatch.attempt)] = _Running(dispatch, first, first)
 
     def step(self) -> None:
-        """One token for every sequence."""
-        for key, running in list(self._batch.items()):
+        """One token for every sequence; as in life, the last ones of sequences come at the end."""
+        order = sorted(self._batch.items(), key=lambda item: item[1].is_at_end)
+        for key, running in order:
             if self.send(running):
                 del self._batch[key]
 
     def send(self, running: _Running) -> bool:
         """Sends the next token. Whether it was the last."""
         dispatch, index = running.dispatch, running.next_index
+        token_id = self._token_ids[index % len(self._token_ids)]
+        is_last = running.is_at_end
         running.next_index += 1
-        is_last = running.next_index >= dispatch.sampling.max_tokens
+        outbox = self._outboxes[dispatch.router_id]
+        if index > running.first_index and not is_last and not outbox.outputs:
+            outbox.tokens.stream_ids.append(dispatch.stream_id)
+            outbox.tokens.output_indexes.append(index)
+            outbox.tokens.token_ids.append(token_id)
+            outbox.changed.set()
+            return False
         output = worker_pb2.SequenceOutput(
             request_id=dispatch.request_id,
             attempt=dispatch.attempt,
             output_index=index,
-            token_ids=[self._token_ids[index % len(self._token_ids)]],
+            token_ids=[token_id],
         )
         if is_last:
             output.finish_reason = types_pb2.FINISH_REASON_LENGTH

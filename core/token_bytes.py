@@ -29,7 +29,7 @@ class TokenBytes:
         }
         decoder = tokenizer.decoder
         kinds = set() if decoder is None else set(_kinds(json.loads(decoder.__getstate__())))
-        self._byte_of = _byte_alphabet() if "ByteLevel" in kinds else {}
+        self._byte_of = byte_alphabet() if "ByteLevel" in kinds else {}
 
     def __call__(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
@@ -52,8 +52,9 @@ def _kinds(decoder: dict[str, Any]) -> Iterator[str]:
         yield from _kinds(part)
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Printable bytes stand for themselves, the others for characters from U+0100 on."""
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's table: printable bytes stand for themselves, the others for characters from U+0100
+    on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(0x100) if byte not in printable)

@@ -1,19 +1,19 @@
 """Text to token ids and back, from a model folder, without transformers.
 
-`Tokenizer` encodes prompts and chats; `Detokenizer` turns one request's tokens into text as
-they come; `StopMatcher` finds stop strings in that text.
+`Tokenizer` encodes prompts and chats; its detokenizers (core/detokenizer.py) turn one output's
+tokens into text as they come; `StopMatcher` finds stop strings in that text.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
-from tokenizers.decoders import DecodeStream
 
 from core.chat_template import ChatMessage, ChatTemplate
+from core.detokenizer import Detokenizer, detokenizers
 from core.errors import InvalidArgument, StartupError
 from core.model_folder import ModelFolder
 from core.token_bytes import TokenBytes
@@ -21,8 +21,6 @@ from core.token_bytes import TokenBytes
 # Below this, encoding takes less time than the trip to a thread is worth.
 _INLINE_CHARS = 2000
 _PROBE_CHARS_PER_TOKEN = 16
-# A character has at most 4 bytes, so this many tokens without a whole one are no text.
-_MAX_PENDING_TOKENS = 32
 
 
 class Tokenizer:
@@ -33,6 +31,8 @@ class Tokenizer:
         self._template = ChatTemplate.load(folder.path)
         self.token_bytes = TokenBytes(self._tokenizer)
         """The bytes that a token stands for."""
+        self.detokenizer: Callable[[], Detokenizer] = detokenizers(self._tokenizer)
+        """Makes one for an output."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with special tokens as the folder asks for them."""
@@ -87,49 +87,6 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of `token_ids`, which must be in the vocabulary."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-
-    def detokenizer(self) -> Detokenizer:
-        """For one request's output."""
-        return Detokenizer(self._tokenizer)
-
-
-class Detokenizer:
-    """Text of a growing list of tokens. Never emits a part of a character."""
-
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._context: list[int] = []
-        self._pending: list[int] = []
-
-    def add(self, token_id: int) -> str:
-        """Text that `token_id` completes; empty while a character is incomplete."""
-        self._pending.append(token_id)
-        if len(self._pending) > _MAX_PENDING_TOKENS:
-            return self.flush()
-        try:
-            text = self._stream.step(self._tokenizer, token_id)
-        except Exception:
-            # The stream gives up where a token changes text that is out already. The class
-            # of its error is plain Exception.
-            return self.flush()
-        if text is None:
-            return ""
-        self._context, self._pending = self._pending, []
-        return text
-
-    def flush(self) -> str:
-        """Text of the tokens held back, with U+FFFD for what is no text."""
-        if not self._pending:
-            return ""
-        before = self._decode(self._context)
-        text = self._decode(self._context + self._pending)
-        self._context, self._pending = self._pending, []
-        self._stream = DecodeStream(self._context, skip_special_tokens=True)
-        return text[len(before) :] if text.startswith(before) else text
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
 class StopMatcher:

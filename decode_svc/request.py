@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from baton.v1 import kv_transfer_pb2, worker_pb2
+from engine.batch import SequenceUpdate
 from engine.sequence import Sequence
 from kvtransfer.base import BlockCopy, BlockPart
 from kvtransfer.digests import DigestPlan
@@ -62,6 +63,13 @@ class Request:
     @property
     def num_choices(self) -> int:
         return max(1, self.dispatch.n)
+
+    def says_only_token(self, update: SequenceUpdate) -> bool:
+        """Whether there is nothing to say but one more token of a sequence that has begun."""
+        if update.token is None or update.token.logprobs or update.finish_reason is not None:
+            return False
+        is_computed_here = self.prefill is None
+        return not (is_computed_here and update.output_index == self.prompt.num_prior_outputs)
 
     def end_choice(self, choice: int) -> None:
         """One of the running choices has ended, with the last of them the request."""

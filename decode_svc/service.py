@@ -36,6 +36,7 @@ from kvtransfer.service import ImportService
 from worker.convert import sequence_from_dispatch, token_output
 from worker.exporter import Exporter
 from worker.host import RoleService, WorkerHost
+from worker.outputs import PlainToken
 from worker.requests import RequestKey, RequestTable
 
 logger = logging.getLogger(__name__)
@@ -195,9 +196,16 @@ class DecodeService(RoleService):
     def on_updates(self, updates: list[SequenceUpdate]) -> None:
         """Sends every new token; all of a step travel in one message per router."""
         self._local_meter.end(self._host.clock())
-        for update in updates:
+        # Plain tokens come first, since nothing else may wait when they are packed together.
+        for update in sorted(updates, key=_is_last):
             request = self._requests.get(update.sequence.request_key)
             if request is None or update.token is None:
+                continue
+            if request.says_only_token(update):
+                token = PlainToken(
+                    update.sequence.choice, update.output_index, update.token.token_id
+                )
+                self._host.hub.publish_token(request.dispatch, token)
                 continue
             output = token_output(
                 update.sequence, update.token, update.output_index, update.finish_reason
@@ -266,3 +274,7 @@ class DecodeService(RoleService):
             ),
             prefill_s_per_token=self._local_meter.s_per_token,
         )
+
+
+def _is_last(update: SequenceUpdate) -> bool:
+    return update.finish_reason is not None

@@ -36,6 +36,10 @@ class OutputSink(Protocol):
         """The worker cannot be reached; nothing more will come from it."""
 
 
+TakeToken = Callable[[int, int, float], None]
+"""Takes one token of one sequence: output index, token id, and when (`time.monotonic`)."""
+
+
 class WorkerLink:
     """One worker in one life (epoch). `run` holds the stream open until cancelled."""
 
@@ -58,6 +62,8 @@ class WorkerLink:
         self._on_change = on_change
         self._on_load = on_load
         self._sinks: dict[DispatchKey, OutputSink] = {}
+        self._token_takers: dict[int, TakeToken] = {}
+        """By stream id."""
         self.predicted = PredictedLoad()
         self._channel = open_channel(record.address)
         self._outgoing = _Outgoing()
@@ -128,6 +134,14 @@ class WorkerLink:
             self._outgoing.message.aborts.add(request_id=key[0], attempt=key[1], choice=choice)
             self._outgoing.changed.set()
 
+    def take_tokens(self, stream_id: int, take: TakeToken) -> None:
+        """Single tokens of sequence `stream_id` go to `take`, which must not raise."""
+        self._token_takers[stream_id] = take
+
+    def leave_tokens(self, stream_id: int) -> None:
+        """Nobody takes tokens of `stream_id` any more; a no-op when nobody did."""
+        self._token_takers.pop(stream_id, None)
+
     def unsubscribe(self, key: DispatchKey) -> None:
         """Forgets `key`; a no-op when it is not known."""
         self._sinks.pop(key, None)
@@ -188,10 +202,23 @@ class WorkerLink:
             is_news = True
         if is_news:
             self._on_change()
+        if message.HasField("tokens"):
+            self._receive_tokens(message.tokens)
         for output in message.outputs:
             sink = self._sinks.get((output.request_id, output.attempt))
             if sink is not None:
                 sink.on_output(self, output)
+
+    def _receive_tokens(self, tokens: worker_pb2.StepTokens) -> None:
+        """A step's tokens: this and what it calls run for every token of every stream."""
+        now = time.monotonic()
+        takers = self._token_takers
+        for stream_id, output_index, token_id in zip(
+            tokens.stream_ids, tokens.output_indexes, tokens.token_ids, strict=True
+        ):
+            take = takers.get(stream_id)
+            if take is not None:
+                take(output_index, token_id, now)
 
     def _lost(self, reason: str, level: int = logging.WARNING) -> None:
         if self.is_attached:

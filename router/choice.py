@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.v1 import types_pb2, worker_pb2
-from core.tokenizer import Detokenizer
+from core.detokenizer import Detokenizer
 from router.metrics import RouterMetrics
 from router.output_text import OutputText
 from router.outputs import OutputLog
@@ -61,14 +61,24 @@ class Choice:
         num_known = len(self.token_ids)
         is_stopped = self._text.add(output)
         if len(self.token_ids) > num_known:
-            self._count_time()
+            self._count_time(time.monotonic())
         if is_stopped:
             self._log.finish(types_pb2.FINISH_REASON_STOP)
         elif output.finish_reason:
             self._log.finish(output.finish_reason, self._text.flush())
 
-    def _count_time(self) -> None:
-        now = time.monotonic()
+    def receive_token(self, output_index: int, token_id: int, now: float) -> bool:
+        """Takes one token in, at `now` in `time.monotonic`. Whether the choice is finished.
+
+        Raises InternalError as `receive` does.
+        """
+        is_stopped = self._text.add_token(output_index, token_id)
+        self._count_time(now)
+        if is_stopped:
+            self._log.finish(types_pb2.FINISH_REASON_STOP)
+        return is_stopped
+
+    def _count_time(self, now: float) -> None:
         if self._last_output_at is not None:
             self._pace.metrics.itl.observe(now - self._last_output_at)
         elif self.index == 0:

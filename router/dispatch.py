@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from baton.v1 import types_pb2, worker_pb2
 from core.errors import BatonError, from_detail, from_exception
 from core.logs import event
-from router.attach import WorkerLink
+from router.attach import TakeToken, WorkerLink
 from router.choice import Choice
 from router.routing import Work
 
@@ -71,6 +71,8 @@ class Attempt:
         self._on_first_output = on_first_output
         self._heard: set[WorkerLink] = set()
         self._key = (dispatch.request_id, dispatch.attempt)
+        self._stream_id = dispatch.stream_id
+        self._num_choices = len(choices)
         self._open = dict(enumerate(choices))
         """Choices that go on, by their number in the dispatch."""
         self._first_choice = choices[0]
@@ -99,12 +101,16 @@ class Attempt:
         if placement.prefill is not None:
             placement.prefill.subscribe(self._key, self, placement.prefill_work)
         placement.decode.subscribe(self._key, self, placement.decode_work)
+        for number, choice in self._open.items():
+            placement.decode.take_tokens(self._stream_id + number, self._taker(number, choice))
         try:
             self._assign(placement.decode, partner=placement.prefill)
             await self._ended
             await self._wait_for_prefill_report()
         finally:
             self._ended.cancel()
+            for number in range(self._num_choices):
+                placement.decode.leave_tokens(self._stream_id + number)
             for link in placement.links:
                 link.unsubscribe(self._key)
             if self._must_abort or self._open:
@@ -118,8 +124,31 @@ class Attempt:
                 self._hear(link, output)
             self._take(link, output)
         except Exception as error:
-            logger.exception("output of %s cannot be used", link.worker_id)
-            self._fail(from_exception(error), *self._placement.links)
+            self._fail_at(link, error)
+
+    def _taker(self, number: int, choice: Choice) -> TakeToken:
+        """Takes single tokens of one choice, which decode has spoken of before."""
+        decode = self._placement.decode
+
+        def take(output_index: int, token_id: int, now: float) -> None:
+            try:
+                if self._held is not None:
+                    output = worker_pb2.SequenceOutput(
+                        output_index=output_index, token_ids=[token_id], choice=number
+                    )
+                    self._held.append(output)
+                elif choice.receive_token(output_index, token_id, now):
+                    self._stop_choice(number)
+                    self._close(number)
+            except Exception as error:
+                self._fail_at(decode, error)
+
+        return take
+
+    def _fail_at(self, link: WorkerLink, error: Exception) -> None:
+        """What a worker said cannot be used."""
+        logger.error("output of %s cannot be used", link.worker_id, exc_info=error)
+        self._fail(from_exception(error), *self._placement.links)
 
     def on_lost(self, link: WorkerLink, error: BatonError) -> None:
         """Fails the attempt, unless decode has all that is needed of prefill."""
@@ -191,8 +220,13 @@ class Attempt:
                 self._stop_choice(output.choice)
             # Decode learns from prefill that the first token was the last, if nothing is lost.
             self._must_abort |= link is self._placement.prefill
-        del self._open[output.choice]
-        if not self._open:
+        self._close(output.choice)
+
+    def _close(self, number: int) -> None:
+        """A choice takes nothing more from this attempt."""
+        del self._open[number]
+        self._placement.decode.leave_tokens(self._stream_id + number)
+        if not self._open and not self._ended.done():
             self._ended.set_result(None)
 
     def _stop_choice(self, number: int) -> None:

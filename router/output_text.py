@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from baton.v1 import types_pb2, worker_pb2
+from core.detokenizer import Detokenizer
 from core.errors import InternalError
-from core.tokenizer import Detokenizer, StopMatcher
+from core.tokenizer import StopMatcher
 from router.outputs import ChoiceLog
 
 
@@ -32,11 +33,7 @@ class OutputText:
         """
         log = self._log
         token_ids = output.token_ids
-        num_known = len(log.token_ids) - output.output_index
-        if num_known < 0:
-            raise InternalError(
-                f"output begins at token {output.output_index}; the next is {len(log.token_ids)}"
-            )
+        num_known = self._num_known(output.output_index)
         ends_by_token = output.finish_reason == types_pb2.FINISH_REASON_STOP
         last = len(token_ids) - 1
         logprobs = output.logprobs
@@ -48,6 +45,22 @@ class OutputText:
             if self._matcher.is_stopped:
                 return True
         return False
+
+    def add_token(self, output_index: int, token_id: int) -> bool:
+        """Appends one token that ends nothing by itself, as `add` does."""
+        if self._num_known(output_index):
+            return False
+        self._log.append(token_id, self._text(token_id))
+        return self._matcher.is_stopped
+
+    def _num_known(self, output_index: int) -> int:
+        """How many tokens from `output_index` on are here already. Raises InternalError."""
+        num_known = len(self._log.token_ids) - output_index
+        if num_known < 0:
+            raise InternalError(
+                f"output begins at token {output_index}; the next is {output_index + num_known}"
+            )
+        return num_known
 
     def flush(self) -> str:
         """The text held back, once no more tokens will come; empty after a stop string."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -54,18 +54,18 @@ class ChoiceLog:
 
     def __init__(self, choice: int, log: OutputLog) -> None:
         self.token_ids: list[int] = []
+        self.texts: list[str] = []
         self.finish_reason: types_pb2.FinishReason.ValueType = types_pb2.FINISH_REASON_UNSPECIFIED
         self.is_finished = False
         self._choice = choice
         self._log = log
-        self._texts: list[str] = []
         self._logprobs: list[types_pb2.TokenLogprobs] = []
         self._rest = ""
 
     @property
     def num_pieces(self) -> int:
         """Tokens, or pieces of another model's text."""
-        return len(self._texts)
+        return len(self.texts)
 
     def append(
         self, token_id: int, text: str, logprobs: types_pb2.TokenLogprobs | None = None
@@ -78,9 +78,9 @@ class ChoiceLog:
 
     def append_text(self, text: str) -> None:
         """Adds a piece of text that has no tokens of this model."""
-        if not self._texts:
+        if not self.texts:
             self._log.note_first_token()
-        self._texts.append(text)
+        self.texts.append(text)
         self._log.notify()
 
     def finish(self, reason: types_pb2.FinishReason.ValueType, rest: str = "") -> None:
@@ -92,9 +92,9 @@ class ChoiceLog:
 
     def since(self, num_sent: int) -> Chunk:
         """What a follower that has `num_sent` pieces gets next: MAX_TOKENS_PER_CHUNK at most."""
-        num_pieces = len(self._texts)
+        num_pieces = len(self.texts)
         end = min(num_pieces, num_sent + MAX_TOKENS_PER_CHUNK)
-        texts = self._texts[num_sent:end]
+        texts = self.texts[num_sent:end]
         text = texts[0] if len(texts) == 1 else "".join(texts)
         reason = types_pb2.FINISH_REASON_UNSPECIFIED
         if self.is_finished and end == num_pieces:
@@ -172,13 +172,14 @@ class OutputLog:
 
 
 class Follower:
-    """One client's way through an output log."""
+    """One client's way through an output log: it pulls with `next`, or has text pushed to it."""
 
     def __init__(self, log: OutputLog) -> None:
         self.log = log
         self._open = [_Cursor(choice) for choice in log.choices]
         """Choices of which not all was read; the first has its turn next."""
         self._waiter: asyncio.Future[None] | None = None
+        self._write: Callable[[str], bool] | None = None
         self._idle_since: float | None = time.monotonic()
 
     def unread_s(self, now: float) -> float:
@@ -202,11 +203,25 @@ class Follower:
                 raise self.log.error
             if self.log.outcome is not None:
                 return None
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._wait()
+
+    async def push(self, write: Callable[[str], bool]) -> None:
+        """Gives each token's text to `write` in the moment in which it comes: no task is woken.
+
+        Returns where `next` has to go on: when `write` says that it wants no more for now, and
+        when the end or an error has come; at once if the request has several choices. Raises
+        what `write` raises.
+        """
+        if not self._open or len(self.log.choices) > 1:
+            return
+        self._idle_since = None
+        self._write = write
+        try:
+            if self._push(write):
+                await self._wait()
+        finally:
+            self._write = None
+            self._idle_since = time.monotonic()
 
     @property
     def is_at_end(self) -> bool:
@@ -216,8 +231,32 @@ class Follower:
     def wake(self) -> None:
         """Looks again for what is new."""
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if waiter is None or waiter.done():
+            return
+        write = self._write
+        try:
+            if write is None or not self._push(write):
+                waiter.set_result(None)
+        except Exception as error:  # the client's connection has failed, not the request
+            waiter.set_exception(error)
+
+    def _push(self, write: Callable[[str], bool]) -> bool:
+        """Writes what is there. Whether more may be pushed later."""
+        cursor = self._open[0]
+        choice = cursor.choice
+        if choice.is_finished or self.log.error is not None:
+            return False
+        texts = choice.texts
+        num_sent, cursor.num_sent = cursor.num_sent, len(texts)
+        text = texts[-1] if len(texts) == num_sent + 1 else "".join(texts[num_sent:])
+        return not text or write(text)
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def _has_news(self) -> bool:
         return any(

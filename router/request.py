@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from baton.v1 import inference_pb2, worker_pb2
 from core.chat_template import ChatMessage
@@ -51,6 +51,18 @@ _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
 
 
+class StreamIds:
+    """Numbers for sequences, under which workers send their tokens; none comes twice."""
+
+    def __init__(self) -> None:
+        self._next = 1
+
+    def take(self, count: int) -> int:
+        """The first of `count` consecutive new ones."""
+        first, self._next = self._next, self._next + count
+        return first
+
+
 @dataclass(frozen=True)
 class Generation:
     """What every request of this router shares."""
@@ -68,6 +80,7 @@ class Generation:
     """How long a request waits in all while no worker of a role is ready."""
     rng: random.Random
     metrics: RouterMetrics
+    stream_ids: StreamIds = field(default_factory=StreamIds)
 
     def current_limits(self) -> ModelLimits:
         """The model's limits or, if less, what the attached workers can hold."""
@@ -298,6 +311,7 @@ class RequestRun:
             hash_salt=self._tenant.salt,
             n=len(branch.choices),
             prompt_logprobs=resolved.prompt_logprobs if wants_prompt else None,
+            stream_id=self._shared.stream_ids.take(len(branch.choices)),
         )
 
     def _outcome(self, usage: inference_pb2.Usage) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
@@ -35,9 +35,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._folder = folder
         self._request_timeout_s = request_timeout_s
 
-    async def Generate(
-        self, request: inference_pb2.GenerateRequest, context: Any
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Any) -> None:
+        """Writes to `context`: a generator between would cost more than the message."""
         tenant = self._tenant(context)
         check_request_id(request.request_id)
         remaining_s = context.time_remaining()
@@ -46,8 +45,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             timeout_s = min(timeout_s, remaining_s)
         deadline = asyncio.get_running_loop().time() + timeout_s
         with self._table.follow(request, deadline, tenant=tenant) as follower:
-            async for message in _messages(follower, request.request_id):
-                yield message
+            await _write_all(follower, request.request_id, context.write)
 
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Any
@@ -89,9 +87,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return self._shared.tenants.tenant(metadata.get("authorization"))
 
 
-async def _messages(
-    follower: Follower, request_id: str
-) -> AsyncIterator[inference_pb2.GenerateResponse]:
+async def _write_all(
+    follower: Follower,
+    request_id: str,
+    write: Callable[[inference_pb2.GenerateResponse], Awaitable[None]],
+) -> None:
     """What a client is sent; the last message tells the outcome."""
     is_first = True
     while (chunk := await follower.next()) is not None:
@@ -111,13 +111,13 @@ async def _messages(
         if is_first:
             is_first = False
             for prompt_message in _prompt_messages(follower.log.prompt_logprobs, request_id):
-                yield prompt_message
+                await write(prompt_message)
         outcome = follower.log.outcome
         if outcome is not None and follower.is_at_end:
             message.usage.CopyFrom(outcome.usage)
             message.route.CopyFrom(outcome.route)
             message.timing.CopyFrom(outcome.timing)
-        yield message
+        await write(message)
 
 
 def _prompt_messages(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
+from typing import NamedTuple
 
 from baton.v1 import types_pb2, worker_pb2
 from core.errors import Unavailable
@@ -20,13 +21,38 @@ REPORT_INTERVAL_S = 1.0
 MAX_BUFFERED_OUTPUTS = 100_000
 
 
+class PlainToken(NamedTuple):
+    """A token of which nothing else is to be said: not a sequence's first, nor its last."""
+
+    choice: int
+    output_index: int
+    token_id: int
+
+
 class _Stream:
-    """The buffer behind one Attach call."""
+    """The buffer behind one Attach call. `tokens` are earlier than all `outputs`."""
 
     def __init__(self) -> None:
+        self.tokens = _Tokens()
         self.outputs: list[worker_pb2.SequenceOutput] = []
         self.changed = asyncio.Event()
         self.is_closed = False
+
+
+class _Tokens:
+    """The columns of a StepTokens."""
+
+    def __init__(self) -> None:
+        self.stream_ids: list[int] = []
+        self.output_indexes: list[int] = []
+        self.token_ids: list[int] = []
+
+    def message(self) -> worker_pb2.StepTokens:
+        return worker_pb2.StepTokens(
+            stream_ids=self.stream_ids,
+            output_indexes=self.output_indexes,
+            token_ids=self.token_ids,
+        )
 
 
 class OutputHub:
@@ -51,16 +77,45 @@ class OutputHub:
 
         A router that does not read its stream counts as one that has left.
         """
-        stream = self._streams.get(router_id)
+        stream = self._reading(router_id)
+        if stream is not None:
+            stream.outputs.append(output)
+            stream.changed.set()
+
+    def publish_token(self, dispatch: worker_pb2.Dispatch, token: PlainToken) -> None:
+        """Buffers one token of a sequence that an output has spoken of before."""
+        stream = self._reading(dispatch.router_id)
         if stream is None:
             return
-        if len(stream.outputs) >= MAX_BUFFERED_OUTPUTS:
-            event(logger, logging.ERROR, "router_does_not_read", router_id=router_id)
-            stream.outputs = []
-            self._drop(router_id, stream)
-            return
-        stream.outputs.append(output)
+        if stream.outputs:
+            # The router has not taken them yet, and they may be of the same sequence.
+            stream.outputs.append(
+                worker_pb2.SequenceOutput(
+                    request_id=dispatch.request_id,
+                    attempt=dispatch.attempt,
+                    choice=token.choice,
+                    output_index=token.output_index,
+                    token_ids=[token.token_id],
+                )
+            )
+        else:
+            tokens = stream.tokens
+            tokens.stream_ids.append(dispatch.stream_id + token.choice)
+            tokens.output_indexes.append(token.output_index)
+            tokens.token_ids.append(token.token_id)
         stream.changed.set()
+
+    def _reading(self, router_id: str) -> _Stream | None:
+        """The stream of a router that reads; one that does not is given up."""
+        stream = self._streams.get(router_id)
+        if stream is None:
+            return None
+        if len(stream.outputs) + len(stream.tokens.token_ids) >= MAX_BUFFERED_OUTPUTS:
+            event(logger, logging.ERROR, "router_does_not_read", router_id=router_id)
+            stream.outputs, stream.tokens = [], _Tokens()
+            self._drop(router_id, stream)
+            return None
+        return stream
 
     async def attach(self, router_id: str) -> AsyncGenerator[worker_pb2.WorkerMessage, None]:
         """The stream of one router; an older one of the same router ends.
@@ -89,7 +144,11 @@ class OutputHub:
         outputs, stream.outputs = outputs[:end], [] if end is None else outputs[end:]
         if not stream.outputs:
             stream.changed.clear()
-        return worker_pb2.WorkerMessage(outputs=outputs, load=load, state=state)
+        message = worker_pb2.WorkerMessage(outputs=outputs, load=load, state=state)
+        if stream.tokens.token_ids:
+            message.tokens.CopyFrom(stream.tokens.message())
+            stream.tokens = _Tokens()
+        return message
 
     def _drop(self, router_id: str, stream: _Stream) -> None:
         stream.is_closed = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import orjson
@@ -170,8 +170,14 @@ class Call:
         headers = [*_STREAM_HEADERS, (b"x-request-id", self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
+    @property
+    def push_event(self) -> Callable[[bytes], bool]:
+        """Sends a part of a stream without waiting. False: the next one has to wait."""
+        return self.scope["baton.body"].write  # type: ignore[no-any-return]
+
     async def send_event(self, data: bytes, *, is_last: bool = False) -> None:
         """Sends a part of a stream; waits while the client does not read."""
+        self.scope["baton.body"].flush()
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
 

@@ -1,7 +1,7 @@
 """Chunks of output as the JSON of OpenAI's completions and chat completions.
 
-A token of a running stream costs one escaped string between two prepared byte strings; all
-else is made as a dict and dumped.
+A token of a running stream is one escaped string between two prepared byte strings; all else
+is made as a dict and dumped.
 """
 
 from __future__ import annotations
@@ -71,19 +71,29 @@ class Format(ABC):
         self._job = job
         self._tokenizer = tokenizer
         self._reply = reply
-        self._templates: dict[int, tuple[bytes, bytes]] = {}
+        self._begun: set[int] = set()
+        """Choices of which something was sent."""
 
     def chunk_event(self, prompt: int, chunk: Chunk, log: OutputLog) -> bytes:
         """A stream's event for `chunk` of prompt number `prompt`; empty if it tells nothing."""
         index = prompt * self._job.n + chunk.choice
-        template = self._templates.get(index)
-        if template is None:
-            self._templates[index] = self._template(index)
-        elif not (chunk.finish_reason or self._job.wants_logprobs):
-            text = chunk.text
-            return template[0] + orjson.dumps(text) + template[1] if text else b""
-        delta = self._delta(prompt, self._shown(chunk), log, is_first=template is None)
+        is_first = index not in self._begun
+        self._begun.add(index)
+        says_nothing = not (is_first or chunk.finish_reason or chunk.text or chunk.logprobs)
+        if says_nothing:
+            return b""
+        delta = self._delta(prompt, self._shown(chunk), log, is_first=is_first)
         return event(self._chunk_object([{"index": index, **delta}]))
+
+    def text_event(self, prompt: int, choice: int) -> tuple[bytes, bytes]:
+        """What stands before and after the escaped text in an event that brings only text.
+
+        Nearly all events are of this kind, and need no more than this.
+        """
+        delta = self._text_delta(_MARK)
+        data = event(self._chunk_object([{"index": prompt * self._job.n + choice, **delta}]))
+        before, after = data.split(orjson.dumps(_MARK))
+        return before, after
 
     def usage_event(self, outcomes: Sequence[Outcome]) -> bytes:
         """The last event of a stream that includes the usage."""
@@ -113,12 +123,6 @@ class Format(ABC):
     @abstractmethod
     def _text_delta(self, text: str) -> dict[str, Any]:
         """A choice in a stream to which `text` is added and nothing else."""
-
-    def _template(self, index: int) -> tuple[bytes, bytes]:
-        """What stands before and after the escaped text in most of a choice's events."""
-        choice = {"index": index, **self._text_delta(_MARK)}
-        before, after = event(self._chunk_object([choice])).split(orjson.dumps(_MARK))
-        return before, after
 
     def _shown(self, chunk: Chunk) -> Chunk:
         if self._job.drops_output:

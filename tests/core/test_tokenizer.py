@@ -7,9 +7,10 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
 
 from core.chat_template import ChatMessage
+from core.detokenizer import detokenizers
 from core.errors import InvalidArgument, StartupError
 from core.model_folder import ModelFolder
-from core.tokenizer import Detokenizer, StopMatcher, Tokenizer
+from core.tokenizer import StopMatcher, Tokenizer
 from tests.model_folder import EOS_TOKEN_ID, byte_tokenizer, write_model_folder
 
 
@@ -36,14 +37,14 @@ async def chat_text(folder, *contents):
 @given(st.text())
 def test_streamed_text_equals_the_text_of_all_tokens(text):
     raw = byte_tokenizer()
-    detokenizer = Detokenizer(raw)
+    detokenizer = detokenizers(raw)()
     pieces = [detokenizer.add(token_id) for token_id in raw.encode(text).ids]
     assert "".join(pieces) + detokenizer.flush() == raw.decode(raw.encode(text).ids)
 
 
 def test_a_character_is_emitted_whole():
     raw = byte_tokenizer()
-    detokenizer = Detokenizer(raw)
+    detokenizer = detokenizers(raw)()
     assert [detokenizer.add(token_id) for token_id in raw.encode("é🙂").ids] == [
         *["", "é"],
         *["", "", "", "🙂"],
@@ -52,7 +53,7 @@ def test_a_character_is_emitted_whole():
 
 def test_half_a_character_at_the_end_becomes_a_replacement_character():
     raw = byte_tokenizer()
-    detokenizer = Detokenizer(raw)
+    detokenizer = detokenizers(raw)()
     for token_id in raw.encode("a🙂").ids[:3]:
         detokenizer.add(token_id)
     assert detokenizer.flush() == "�"
@@ -62,19 +63,19 @@ def test_half_a_character_at_the_end_becomes_a_replacement_character():
 def test_bytes_that_are_no_text_are_not_held_back_for_ever():
     raw = byte_tokenizer()
     continuation_byte = raw.encode("é").ids[1]
-    detokenizer = Detokenizer(raw)
+    detokenizer = detokenizers(raw)()
     assert "�" in "".join(detokenizer.add(continuation_byte) for _ in range(100))
 
 
 def test_special_tokens_leave_no_text():
-    detokenizer = Detokenizer(byte_tokenizer())
+    detokenizer = detokenizers(byte_tokenizer())()
     assert detokenizer.add(EOS_TOKEN_ID) + detokenizer.flush() == ""
 
 
 def test_byte_fallback_tokens_stream_whole_characters():
     raw = RawTokenizer(models.BPE(vocab={"<0xC3>": 0, "<0xA9>": 1, "a": 2}, merges=[]))
     raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    detokenizer = Detokenizer(raw)
+    detokenizer = detokenizers(raw)()
     assert [detokenizer.add(token_id) for token_id in (2, 0, 1, 2)] == ["a", "", "é", "a"]
 
 

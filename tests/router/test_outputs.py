@@ -4,8 +4,8 @@ import time
 import pytest
 
 from baton.v1 import inference_pb2, types_pb2, worker_pb2
+from core.detokenizer import detokenizers
 from core.errors import InternalError, Unavailable
-from core.tokenizer import Detokenizer
 from router.output_text import OutputText
 from router.outputs import Outcome, OutputLog
 from tests.model_folder import EOS_TOKEN_ID, byte_tokenizer
@@ -20,7 +20,7 @@ def output(index, *token_ids, **fields):
 
 
 def output_text(log, stop=(), min_tokens=0):
-    return OutputText(log.choices[0], Detokenizer(byte_tokenizer()), stop, min_tokens)
+    return OutputText(log.choices[0], detokenizers(byte_tokenizer())(), stop, min_tokens)
 
 
 def end(log):

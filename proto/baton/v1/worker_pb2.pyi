@@ -144,25 +144,65 @@ class WorkerMessage(_message.Message):
     OUTPUTS_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     state: _types_pb2.WorkerState.ValueType
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceOutput]: ...
     @_builtins.property
     def load(self) -> _types_pb2.Load: ...
+    @_builtins.property
+    def tokens(self) -> Global___StepTokens:
+        """earlier than the outputs of this message"""
+
     def __init__(
         self,
         *,
         outputs: _abc.Iterable[Global___SequenceOutput] | None = ...,
         load: _types_pb2.Load | None = ...,
         state: _types_pb2.WorkerState.ValueType = ...,
+        tokens: Global___StepTokens | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "outputs", b"outputs", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "outputs", b"outputs", "state", b"state", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerMessage: _TypeAlias = WorkerMessage  # noqa: Y015
+
+@_typing.final
+class StepTokens(_message.Message):
+    """Nearly all that decode says: sequences that go on by one token each. Entry i of all
+    three lists is about one sequence, which an output has spoken of before.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_IDS_FIELD_NUMBER: _builtins.int
+    OUTPUT_INDEXES_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Dispatch.stream_id + choice"""
+
+    @_builtins.property
+    def output_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        stream_ids: _abc.Iterable[_builtins.int] | None = ...,
+        output_indexes: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_indexes", b"output_indexes", "stream_ids", b"stream_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepTokens: _TypeAlias = StepTokens  # noqa: Y015
 
 @_typing.final
 class SequenceOutput(_message.Message):
@@ -258,6 +298,7 @@ class Dispatch(_message.Message):
     HASH_SALT_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     """from 1"""
@@ -273,6 +314,10 @@ class Dispatch(_message.Message):
     """
     prompt_logprobs: _builtins.int
     """as in GenerateRequest"""
+    stream_id: _builtins.int
+    """The router's number of the dispatch's first sequence; the others follow it. No
+    other dispatch of this router has one of these numbers.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -301,10 +346,11 @@ class Dispatch(_message.Message):
         hash_salt: _builtins.str = ...,
         n: _builtins.int = ...,
         prompt_logprobs: _builtins.int | None = ...,
+        stream_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "attempt", b"attempt", "eos_token_ids", b"eos_token_ids", "hash_salt", b"hash_salt", "n", b"n", "output_token_ids", b"output_token_ids", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "attempt", b"attempt", "eos_token_ids", b"eos_token_ids", "hash_salt", b"hash_salt", "n", b"n", "output_token_ids", b"output_token_ids", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "stream_id", b"stream_id", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
