@@ -18,7 +18,7 @@ from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
 from core.redis_client import connect_redis
 from core.registry import Registry
-from core.rpc import RpcServer, wait_for_stop_signal
+from core.rpc import RpcServer, settle_heap, wait_for_stop_signal
 from core.tasks import TaskSet
 from core.tokenizer import Tokenizer
 from router.admission import Admission, AdmissionConfig
@@ -184,6 +184,7 @@ async def serve(settings: RouterSettings) -> None:
         ready = asyncio.get_running_loop().create_task(router.wait_ready())
         await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
+            settle_heap()
             sys.stdout.write(f"ready {addresses}\n")
             sys.stdout.flush()
         ready.cancel()

@@ -25,6 +25,8 @@ class Pace:
 class Choice:
     """Takes outputs in until it is finished. `index` counts from 0 in its request."""
 
+    __slots__ = ("_last_output_at", "_log", "_pace", "_request_log", "_text", "index")
+
     def __init__(
         self,
         index: int,
@@ -73,7 +75,9 @@ class Choice:
         Raises InternalError as `receive` does.
         """
         is_stopped = self._text.add_token(output_index, token_id)
-        self._count_time(now)
+        last_at, self._last_output_at = self._last_output_at, now
+        if last_at is not None:
+            self._pace.metrics.itl.observe(now - last_at)
         if is_stopped:
             self._log.finish(types_pb2.FINISH_REASON_STOP)
         return is_stopped

@@ -16,6 +16,8 @@ class OutputText:
     `min_tokens` tokens are out.
     """
 
+    __slots__ = ("_detokenizer", "_has_stops", "_log", "_matcher", "_min_tokens")
+
     def __init__(
         self, log: ChoiceLog, detokenizer: Detokenizer, stop: tuple[str, ...], min_tokens: int
     ) -> None:
@@ -48,9 +50,13 @@ class OutputText:
 
     def add_token(self, output_index: int, token_id: int) -> bool:
         """Appends one token that ends nothing by itself, as `add` does."""
-        if self._num_known(output_index):
+        log = self._log
+        if output_index != len(log.token_ids) and self._num_known(output_index):
             return False
-        self._log.append(token_id, self._text(token_id))
+        if not self._has_stops:
+            log.append(token_id, self._detokenizer.add(token_id))
+            return False
+        log.append(token_id, self._text(token_id))
         return self._matcher.is_stopped
 
     def _num_known(self, output_index: int) -> int:

@@ -52,6 +52,18 @@ class ChoiceLog:
     A choice has all of its pieces of one kind.
     """
 
+    __slots__ = (
+        "_choice",
+        "_followers",
+        "_log",
+        "_logprobs",
+        "_rest",
+        "finish_reason",
+        "is_finished",
+        "texts",
+        "token_ids",
+    )
+
     def __init__(self, choice: int, log: OutputLog) -> None:
         self.token_ids: list[int] = []
         self.texts: list[str] = []
@@ -59,6 +71,7 @@ class ChoiceLog:
         self.is_finished = False
         self._choice = choice
         self._log = log
+        self._followers = log.followers
         self._logprobs: list[types_pb2.TokenLogprobs] = []
         self._rest = ""
 
@@ -74,7 +87,11 @@ class ChoiceLog:
         self.token_ids.append(token_id)
         if logprobs is not None:
             self._logprobs.append(logprobs)
-        self.append_text(text)
+        if not self.texts:
+            self._log.note_first_token()
+        self.texts.append(text)
+        for follower in self._followers:
+            follower.wake()
 
     def append_text(self, text: str) -> None:
         """Adds a piece of text that has no tokens of this model."""
@@ -118,6 +135,7 @@ class OutputLog:
     """The outputs of one request with `n` choices."""
 
     def __init__(self, n: int = 1) -> None:
+        self.followers: set[Follower] = set()
         self.choices = [ChoiceLog(choice, self) for choice in range(n)]
         self.prompt_logprobs: Sequence[types_pb2.TokenLogprobs] = ()
         """One for each prompt token but the first, before any output; empty if not wanted."""
@@ -125,15 +143,14 @@ class OutputLog:
         """In `time.monotonic`."""
         self.outcome: Outcome | None = None
         self.error: Exception | None = None
-        self._followers: set[Follower] = set()
 
     @property
     def num_followers(self) -> int:
-        return len(self._followers)
+        return len(self.followers)
 
     def unread_s(self, now: float) -> float:
         """For how long no follower has read although there was something; 0 without any."""
-        return min((follower.unread_s(now) for follower in self._followers), default=0.0)
+        return min((follower.unread_s(now) for follower in self.followers), default=0.0)
 
     @property
     def num_tokens(self) -> int:
@@ -154,11 +171,11 @@ class OutputLog:
     def follow(self) -> Iterator[Follower]:
         """A follower from the first token on; it counts while the context is open."""
         follower = Follower(self)
-        self._followers.add(follower)
+        self.followers.add(follower)
         try:
             yield follower
         finally:
-            self._followers.discard(follower)
+            self.followers.discard(follower)
 
     def note_first_token(self) -> None:
         """A choice gets its first token; the request's first counts."""
@@ -167,12 +184,14 @@ class OutputLog:
 
     def notify(self) -> None:
         """Something new can be read."""
-        for follower in self._followers:
+        for follower in self.followers:
             follower.wake()
 
 
 class Follower:
     """One client's way through an output log: it pulls with `next`, or has text pushed to it."""
+
+    __slots__ = ("_idle_since", "_open", "_waiter", "_write", "log")
 
     def __init__(self, log: OutputLog) -> None:
         self.log = log

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 _FORGET_AFTER_S = 30.0
 """An unreachable worker is shown for so long after the registry has forgotten it."""
+
+
+_ROLES = (types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class WorkerPool:
         self._changed = asyncio.Event()
         self._observers: list[WorkerObserver] = []
         self._reported_unfit: set[tuple[str, int]] = set()
+        self._usable: dict[types_pb2.Role.ValueType, tuple[WorkerLink, ...]] = {}
+        """Made anew at each change: requests ask for it again and again."""
+        self.max_model_len: int | None = None
+        """The least of all usable workers; None without one."""
         self.fingerprint: types_pb2.Fingerprint | None = None
         self.is_registry_ok: bool | None = None
         """None before the registry has been asked."""
@@ -62,28 +69,14 @@ class WorkerPool:
         """Every known worker, reachable or not, by worker id."""
         return [self._links[worker_id] for worker_id in sorted(self._links)]
 
-    def usable(self, role: types_pb2.Role.ValueType) -> list[WorkerLink]:
+    def usable(self, role: types_pb2.Role.ValueType) -> Sequence[WorkerLink]:
         """Workers of `role` that take requests and fit the deployment's fingerprint."""
-        return [
-            link
-            for link in self.links
-            if link.is_ready
-            and link.record.role == role
-            and link.record.fingerprint == self.fingerprint
-        ]
+        return self._usable.get(role, ())
 
     @property
     def is_ready(self) -> bool:
         """Whether there is a usable worker of each role."""
-        roles = (types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE)
-        return all(self.usable(role) for role in roles)
-
-    @property
-    def max_model_len(self) -> int | None:
-        """The least of all usable workers; None without one."""
-        roles = (types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE)
-        lengths = [link.record.max_model_len for role in roles for link in self.usable(role)]
-        return min((length for length in lengths if length > 0), default=None)
+        return all(self.usable(role) for role in _ROLES)
 
     def observe(self, observer: WorkerObserver) -> None:
         """Tells `observer` from now on."""
@@ -177,6 +170,12 @@ class WorkerPool:
         if chosen is not None:
             self.fingerprint = chosen
             self._report_unfit(ready, chosen)
+        fit = [link for link in ready if link.record.fingerprint == self.fingerprint]
+        self._usable = {
+            role: tuple(link for link in fit if link.record.role == role) for role in _ROLES
+        }
+        lengths = [link.record.max_model_len for link in fit if link.record.max_model_len > 0]
+        self.max_model_len = min(lengths, default=None)
         self._changed.set()
         for observer in self._observers:
             observer.on_workers()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from baton.v1 import types_pb2
 from core.logs import configure, event
 from core.model_folder import model_digest, resolve_model
-from core.rpc import RpcServer, run_service, wait_for_stop_signal
+from core.rpc import RpcServer, run_service, settle_heap, wait_for_stop_signal
 from core.settings import load_settings
 from engine.engine import Engine, load_engine
 from engine.kv_cache import LAYOUT_NAME
@@ -58,6 +58,7 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None
             address = await server.start(["baton.v1.Worker", *host.service.grpc_services])
             await server.set_serving(True)
             host.start(_advertised(settings, address))
+            settle_heap()
             sys.stdout.write(f"ready grpc={address} worker_id={settings.worker_id}\n")
             sys.stdout.flush()
             await _wait_for_end(host)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, TypeVar
-
-import orjson
 
 from router.http.call import Call
 from router.http.errors import ClientLeft, to_http
@@ -92,17 +90,8 @@ class _Stream:
                 await self._start()
             await self._call.send_event(data)
             if not chunk.finish_reason and not self._job.wants_logprobs:
-                await follower.push(self._text_writer(prompt, chunk.choice))
-
-    def _text_writer(self, prompt: int, choice: int) -> Callable[[str], bool]:
-        """Sends text of a choice that has begun, without a coroutine."""
-        before, after = self._form.text_event(prompt, choice)
-        push_event, dumps = self._call.push_event, orjson.dumps
-
-        def write(text: str) -> bool:
-            return push_event(before + dumps(text) + after)
-
-        return write
+                text_event = self._form.text_event(prompt, chunk.choice)
+                await follower.push(self._call.text_writer(text_event))
 
     async def _start(self) -> None:
         async with self._start_lock:

@@ -170,10 +170,12 @@ class Call:
         headers = [*_STREAM_HEADERS, (b"x-request-id", self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    @property
-    def push_event(self) -> Callable[[bytes], bool]:
-        """Sends a part of a stream without waiting. False: the next one has to wait."""
-        return self.scope["baton.body"].write  # type: ignore[no-any-return]
+    def text_writer(self, event: tuple[bytes, bytes]) -> Callable[[str], bool]:
+        """Sends events that bring a text between two byte strings, each without waiting.
+
+        It returns False when the next one has to wait.
+        """
+        return self.scope["baton.body"].text_writer(*event)  # type: ignore[no-any-return]
 
     async def send_event(self, data: bytes, *, is_last: bool = False) -> None:
         """Sends a part of a stream; waits while the client does not read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ class HttpServer:
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_STOP_GRACE_S,
         )
@@ -113,13 +114,21 @@ class ChunkedBody:
         self._flow = cycle.flow
         self._batch = batch
 
-    def write(self, data: bytes) -> bool:
-        """Sends `data`, which is not empty, soon. False: the client does not keep up.
+    def text_writer(self, before: bytes, after: bytes) -> Callable[[str], bool]:
+        """Sends a text as JSON between `before` and `after`, soon; it runs for every token.
 
-        Then ASGI's `send` waits until it does.
+        It returns False when the client does not keep up: ASGI's `send` waits until it does.
         """
-        self._batch.add(self._cycle, b"%x\r\n%b\r\n" % (len(data), data))
-        return not self._flow.write_paused
+        cycle, flow, add, dumps = self._cycle, self._flow, self._batch.add, orjson.dumps
+        num_bytes = len(before) + len(after)
+        after += b"\r\n"
+
+        def write(text: str) -> bool:
+            data = dumps(text)
+            add(cycle, b"%x\r\n%b%b%b" % (num_bytes + len(data), before, data, after))
+            return not flow.write_paused
+
+        return write
 
     def flush(self) -> None:
         """To be called before ASGI's `send`, so that all keeps its order."""
