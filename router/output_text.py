@@ -43,7 +43,12 @@ class OutputText:
             token_id = token_ids[position]
             # The token that ends the text is not part of it.
             text = "" if ends_by_token and position == last else self._text(token_id)
-            log.append(token_id, text, logprobs[position] if logprobs else None)
+            log.append(
+                token_id,
+                text,
+                logprobs[position] if logprobs else None,
+                is_last=bool(output.finish_reason),
+            )
             if self._matcher.is_stopped:
                 return True
         return False

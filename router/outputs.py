@@ -81,17 +81,26 @@ class ChoiceLog:
         return len(self.texts)
 
     def append(
-        self, token_id: int, text: str, logprobs: types_pb2.TokenLogprobs | None = None
+        self,
+        token_id: int,
+        text: str,
+        logprobs: types_pb2.TokenLogprobs | None = None,
+        *,
+        is_last: bool = False,
     ) -> None:
-        """Adds one token. Requests have `logprobs` for all tokens or for none."""
+        """Adds one token. Requests have `logprobs` for all tokens or for none.
+
+        The last one is shown to followers when `finish` is called, right after this.
+        """
         self.token_ids.append(token_id)
         if logprobs is not None:
             self._logprobs.append(logprobs)
         if not self.texts:
             self._log.note_first_token()
         self.texts.append(text)
-        for follower in self._followers:
-            follower.wake()
+        if not is_last:
+            for follower in self._followers:
+                follower.wake()
 
     def append_text(self, text: str) -> None:
         """Adds a piece of text that has no tokens of this model."""

@@ -35,7 +35,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._folder = folder
         self._request_timeout_s = request_timeout_s
 
-    async def Generate(self, request: inference_pb2.GenerateRequest, context: Any) -> None:
+    async def Generate(  # type: ignore[override]
+        self, request: inference_pb2.GenerateRequest, context: Any
+    ) -> None:
         """Writes to `context`: a generator between would cost more than the message."""
         tenant = self._tenant(context)
         check_request_id(request.request_id)

@@ -42,6 +42,15 @@ def test_streamed_text_equals_the_text_of_all_tokens(text):
     assert "".join(pieces) + detokenizer.flush() == raw.decode(raw.encode(text).ids)
 
 
+@given(st.lists(st.integers(0, 299), max_size=40))
+def test_any_bytes_stream_as_the_library_decodes_them(token_ids):
+    raw = byte_tokenizer()
+    raw.add_tokens(["naïve word", "é"])
+    detokenizer = detokenizers(raw)()
+    pieces = [detokenizer.add(token_id) for token_id in token_ids]
+    assert "".join(pieces) + detokenizer.flush() == raw.decode(token_ids)
+
+
 def test_a_character_is_emitted_whole():
     raw = byte_tokenizer()
     detokenizer = detokenizers(raw)()

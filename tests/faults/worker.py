@@ -79,7 +79,17 @@ def wrap_outputs(faults: FaultPoints) -> None:
         if action == "duplicate":
             publish(hub, router_id, output)
 
+    publish_token = OutputHub.publish_token
+
+    def publish_token_or_not(hub: OutputHub, dispatch: Any, token: Any) -> None:
+        action = faults.at_blocking("output")
+        if action != "drop":
+            publish_token(hub, dispatch, token)
+        if action == "duplicate":
+            publish_token(hub, dispatch, token)
+
     OutputHub.publish = publish_or_not  # type: ignore[method-assign]
+    OutputHub.publish_token = publish_token_or_not  # type: ignore[method-assign]
 
 
 def wrap_reports(faults: FaultPoints) -> None:

@@ -38,6 +38,9 @@ class Script:
     decodes: dict[str, FakeWorker] = field(default_factory=dict)
 
 
+_Said = worker_pb2.SequenceOutput | worker_pb2.StepTokens
+
+
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """One worker. Records what it is told in `dispatches` and `aborts`."""
 
@@ -57,7 +60,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.status_delay_s = 0.0
         self.dispatches: list[worker_pb2.Dispatch] = []
         self.aborts: list[tuple[str, int]] = []
-        self._outboxes: dict[str, asyncio.Queue[worker_pb2.SequenceOutput]] = {}
+        self._outboxes: dict[str, asyncio.Queue[_Said]] = {}
         self._server: RpcServer | None = None
         self._tasks = TaskSet()
 
@@ -90,7 +93,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 if not self.is_silent:
                     yield worker_pb2.WorkerMessage(load=self.load, state=self.record.state)
             else:
-                yield worker_pb2.WorkerMessage(outputs=[output])
+                if isinstance(output, worker_pb2.StepTokens):
+                    yield worker_pb2.WorkerMessage(tokens=output)
+                else:
+                    yield worker_pb2.WorkerMessage(outputs=[output])
 
     async def _read(self, requests) -> None:
         async for message in requests:
@@ -159,6 +165,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 return
             given = fields or {"transferred_blocks": 3}
             output = self.script_output(dispatch, index, choice, **given)
+            if index > first and not (output.finish_reason or output.logprobs):
+                self._send_plain(dispatch, output)
+                continue
             self.send(dispatch, output)
             if output.finish_reason:
                 return
@@ -187,6 +196,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def send(self, dispatch: worker_pb2.Dispatch, output: worker_pb2.SequenceOutput) -> None:
         output.request_id, output.attempt = dispatch.request_id, dispatch.attempt
         self._outboxes[dispatch.router_id].put_nowait(output)
+
+    def _send_plain(self, dispatch: worker_pb2.Dispatch, output: worker_pb2.SequenceOutput) -> None:
+        """As decode says all but a sequence's first and last token."""
+        tokens = worker_pb2.StepTokens(
+            stream_ids=[dispatch.stream_id + output.choice],
+            output_indexes=[output.output_index],
+            token_ids=output.token_ids,
+        )
+        self._outboxes[dispatch.router_id].put_nowait(tokens)
 
 
 def script_logprobs(token_id: int, num_top: int) -> types_pb2.TokenLogprobs:

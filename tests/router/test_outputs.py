@@ -134,14 +134,14 @@ def test_the_token_that_ends_the_text_is_not_part_of_it():
     text = output_text(log)
     text.add(output(0, A, B, finish_reason=types_pb2.FINISH_REASON_STOP))
     assert log.choices[0].token_ids == [A, B]
-    assert "".join(log.choices[0]._texts) + text.flush() == "a"
+    assert "".join(log.choices[0].texts) + text.flush() == "a"
 
 
 def test_the_last_token_is_part_of_the_text_when_only_the_length_ended_it():
     log = OutputLog()
     text = output_text(log)
     text.add(output(0, A, EOS_TOKEN_ID, B, finish_reason=types_pb2.FINISH_REASON_LENGTH))
-    assert "".join(log.choices[0]._texts) + text.flush() == "ab"
+    assert "".join(log.choices[0].texts) + text.flush() == "ab"
 
 
 async def test_the_last_chunk_comes_together_with_the_outcome():
@@ -189,3 +189,82 @@ async def test_a_follower_that_leaves_news_unread_is_told_from_one_that_waits():
         assert waiting.unread_s(later) == 0.0
         assert log.unread_s(later) == 0.0
     assert log.unread_s(later) == 0.0
+
+
+async def pushing(log, write):
+    """A follower in a task of its own that pushes; it returns the chunk that comes after."""
+
+    async def follow():
+        with log.follow() as follower:
+            await follower.push(write)
+            return await follower.next()
+
+    task = asyncio.ensure_future(follow())
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_text_is_pushed_in_the_moment_in_which_it_comes():
+    log, written = OutputLog(), []
+    log.choices[0].append(1, "a")
+    log.choices[0].append(2, "b")
+    task = await pushing(log, lambda text: written.append(text) or True)
+    assert written == ["ab"]
+    log.choices[0].append(3, "c")
+    log.choices[0].append(4, "")
+    log.choices[0].append(5, "d")
+    assert written == ["ab", "c", "d"]
+    end(log)
+    last = await task
+    assert (last.text, last.output_index, last.finish_reason) == ("!", 5, LENGTH)
+    assert written == ["ab", "c", "d"]
+
+
+async def test_nothing_is_pushed_to_a_client_that_does_not_keep_up():
+    log, written = OutputLog(), []
+    task = await pushing(log, lambda text: written.append(text))
+    log.choices[0].append(1, "a")
+    log.choices[0].append(2, "b")
+    log.choices[0].append(3, "c")
+    assert (await task).text == "bc"
+    assert written == ["a"]
+
+
+async def test_a_client_whose_connection_fails_harms_only_itself():
+    def write(text):
+        raise OSError("gone")
+
+    log = OutputLog()
+    task = await pushing(log, write)
+    log.choices[0].append(1, "a")
+    with pytest.raises(OSError, match="gone"):
+        await task
+    end(log)
+    assert [chunk.text for chunk in await read_all(log)] == ["a!"]
+
+
+async def test_an_error_ends_the_pushing():
+    log, written = OutputLog(), []
+    task = await pushing(log, lambda text: written.append(text) or True)
+    log.choices[0].append(1, "a")
+    log.fail(Unavailable("gone"))
+    with pytest.raises(Unavailable):
+        await task
+    assert written == ["a"]
+
+
+async def test_choices_side_by_side_are_pulled():
+    log, written = OutputLog(2), []
+    task = await pushing(log, written.append)
+    log.choices[1].append(1, "a")
+    assert ((await task).choice, written) == (1, [])
+
+
+async def test_the_last_token_and_the_end_come_together():
+    log, written = OutputLog(), []
+    text = output_text(log)
+    task = await pushing(log, lambda text: written.append(text) or True)
+    text.add(output(0, A, B, finish_reason=LENGTH))
+    assert written == []
+    end(log)
+    assert (await task).text == "ab!"

@@ -66,6 +66,16 @@ async def test_pieces_are_joined_and_what_decode_says_meanwhile_waits() -> None:
     assert choice.told[-1] == 9
 
 
+async def test_single_tokens_of_decode_wait_for_them_too() -> None:
+    choice = Choice()
+    subject = attempt(choice)
+    subject.on_output(DECODE, token(7))
+    subject._taker(0, choice)(1, 8, 0.0)  # type: ignore[arg-type]
+    assert choice.told == []
+    subject.on_output(PREFILL, token(7))
+    assert choice.told == [[], 7, 7, 8]
+
+
 async def test_a_prompt_of_one_token_has_none_and_holds_nobody_up() -> None:
     choice = Choice()
     subject = attempt(choice)

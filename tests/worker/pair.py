@@ -133,6 +133,8 @@ class Pair:
         self._outgoing: dict[str, asyncio.Queue[worker_pb2.RouterMessage]] = {}
         self._results: dict[tuple[str, int], list[Result]] = {}
         """By request and attempt, for each choice."""
+        self._streams: dict[int, Result] = {}
+        self._next_stream_id = 1
         self._readers: list[asyncio.Task[None]] = []
 
     async def attach(self) -> None:
@@ -169,6 +171,13 @@ class Pair:
         outgoing.put_nowait(worker_pb2.RouterMessage(attach=attach))
         async for message in stub.Attach(_items_of(outgoing)):
             ready.set()
+            tokens = message.tokens
+            for stream_id, index, token_id in zip(
+                tokens.stream_ids, tokens.output_indexes, tokens.token_ids, strict=True
+            ):
+                result = self._streams[stream_id]
+                assert index - 1 in result.tokens, "an output has spoken of it before"
+                assert result.tokens.setdefault(index, token_id) == token_id
             for output in message.outputs:
                 self._note(output)
 
@@ -209,13 +218,16 @@ class Pair:
         """`sampling` and `fields` override the defaults: greedy, the first attempt."""
         defaults = {"max_tokens": max_tokens, "top_p": 1.0, "repetition_penalty": 1.0}
         params = types_pb2.SamplingParams(**{**defaults, **(sampling or {})})  # type: ignore[arg-type]
-        return worker_pb2.Dispatch(
+        dispatch = worker_pb2.Dispatch(
             request_id=name,
             router_id=ROUTER,
             prompt_token_ids=prompt,
             sampling=params,
+            stream_id=self._next_stream_id,
             **{"attempt": 1, **fields},  # type: ignore[arg-type]
         )
+        self._next_stream_id += max(1, dispatch.n)
+        return dispatch
 
     def assign(
         self,
@@ -252,6 +264,7 @@ class Pair:
         """Returns when decode has taken it. Raises what it refuses with."""
         key = (dispatch.request_id, dispatch.attempt)
         results = self._results[key] = [Result() for _ in range(max(1, dispatch.n))]
+        self._streams |= dict(enumerate(results, dispatch.stream_id))
         self.assign(self.decode, dispatch, is_local)
         async with asyncio.timeout(60):
             await results[0].accepted.wait()

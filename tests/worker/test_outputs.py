@@ -7,7 +7,7 @@ import pytest
 from baton.v1 import types_pb2, worker_pb2
 from core.errors import Unavailable
 from worker import outputs
-from worker.outputs import OutputHub
+from worker.outputs import OutputHub, PlainToken
 
 READY, DRAINING = types_pb2.WORKER_STATE_READY, types_pb2.WORKER_STATE_DRAINING
 
@@ -65,4 +65,47 @@ async def test_an_output_with_a_prompts_log_probabilities_ends_its_message(is_cl
         h.hub.close()
     received = [[output.output_index for output in (await anext(messages)).outputs] for _ in "123"]
     assert received == [[0, 1], [2], [3]]
+    await messages.aclose()
+
+
+def plain(index, choice=0):
+    return PlainToken(choice, index, token_id=100 + index)
+
+
+async def test_plain_tokens_of_one_step_travel_in_columns():
+    h = Hub()
+    dispatches = [worker_pb2.Dispatch(router_id="r", stream_id=first) for first in (10, 20)]
+    async with contextlib.aclosing(h.hub.attach("r")) as messages:
+        await anext(messages)
+        h.hub.publish_token(dispatches[0], plain(3, choice=1))
+        h.hub.publish_token(dispatches[1], plain(5))
+        tokens = (await anext(messages)).tokens
+        h.hub.publish_token(dispatches[1], plain(6))
+        later = (await anext(messages)).tokens
+    assert (list(tokens.stream_ids), list(tokens.output_indexes)) == ([11, 20], [3, 5])
+    assert list(tokens.token_ids) == [103, 105]
+    assert (list(later.stream_ids), list(later.output_indexes)) == ([20], [6])
+
+
+async def test_a_token_does_not_overtake_an_output_that_waits():
+    h = Hub()
+    dispatch = worker_pb2.Dispatch(request_id="q", attempt=2, router_id="r", stream_id=10)
+    async with contextlib.aclosing(h.hub.attach("r")) as messages:
+        await anext(messages)
+        h.hub.publish("r", worker_pb2.SequenceOutput(request_id="q", output_index=0))
+        h.hub.publish_token(dispatch, plain(1))
+        message = await anext(messages)
+    assert not message.tokens.stream_ids
+    assert [output.output_index for output in message.outputs] == [0, 1]
+    assert (message.outputs[1].attempt, list(message.outputs[1].token_ids)) == (2, [101])
+
+
+async def test_a_router_that_reads_no_plain_tokens_is_given_up(monkeypatch):
+    monkeypatch.setattr(outputs, "MAX_BUFFERED_OUTPUTS", 3)
+    h = Hub()
+    messages = h.hub.attach("r")
+    await anext(messages)
+    for index in range(4):
+        h.hub.publish_token(worker_pb2.Dispatch(router_id="r"), plain(index))
+    assert h.lost == ["r"]
     await messages.aclose()

@@ -1,0 +1,48 @@
+"""Bodies on their way to the socket."""
+
+import asyncio
+from types import SimpleNamespace
+
+from router.http.server import ChunkedBody, WriteBatch
+
+
+def cycle(written, name="", *, write_paused=False):
+    transport = SimpleNamespace(write=lambda data: written.append((name, data)))
+    flow = SimpleNamespace(write_paused=write_paused)
+    return SimpleNamespace(transport=transport, flow=flow, disconnected=False)
+
+
+async def test_what_many_bodies_send_in_one_turn_is_written_together_and_in_order():
+    written, batch = [], WriteBatch()
+    bodies = [ChunkedBody(cycle(written, name), batch) for name in "ab"]
+    for body in bodies:
+        assert body.text_writer(b"<", b">")('é"')
+    assert written == []
+    await asyncio.sleep(0)
+    chunk = '7\r\n<"é\\"">\r\n'.encode()
+    assert written == [("a", b"8" + chunk[1:]), ("b", b"8" + chunk[1:])]
+
+
+async def test_flushing_keeps_the_order_before_what_is_sent_another_way():
+    written, batch = [], WriteBatch()
+    subject = cycle(written)
+    body = ChunkedBody(subject, batch)
+    body.text_writer(b"", b"")("1")
+    body.flush()
+    subject.transport.write(b"2")
+    await asyncio.sleep(0)
+    assert [data for _, data in written] == [b'3\r\n"1"\r\n', b"2"]
+
+
+async def test_a_client_that_is_gone_gets_nothing():
+    written, batch = [], WriteBatch()
+    subject = cycle(written)
+    ChunkedBody(subject, batch).text_writer(b"", b"")("1")
+    subject.disconnected = True
+    await asyncio.sleep(0)
+    assert written == []
+
+
+async def test_a_full_socket_is_told():
+    body = ChunkedBody(cycle([], write_paused=True), WriteBatch())
+    assert not body.text_writer(b"", b"")("1")
