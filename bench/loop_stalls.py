@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.router_stacks import mock_workers
+from core.rpc import settle_heap
 from core.settings import load_settings
 from router.app import Router
 from router.settings import RouterSettings
@@ -65,6 +66,7 @@ async def _measure(model: Path, redis_url: str, num_words: int, num_prompts: int
     try:
         address = (await router.start()).grpc
         await router.wait_ready()
+        settle_heap()
         await _clients(address, requests=8, concurrency=2, tokens=4, words=num_words)
         stopwatch = Stopwatch()
         with timed_callbacks(stopwatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from router.workers import WorkerPool
 
 _RETRY_AFTER_S = 5.0
 """Where a worker is missing: about what it takes to start one that is there to be started."""
+
+_BLOCKS_AT_ONCE = 128
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +58,8 @@ class Placer:
         fingerprint = self.pool.fingerprint
         assert fingerprint is not None, "a usable worker implies a fingerprint"
         block_size = fingerprint.block_size
-        hashes = block_hashes(sought.token_ids, block_size, hash_scope(fingerprint, sought.salt))
+        scope = hash_scope(fingerprint, sought.salt)
+        hashes = await _block_hashes(sought.token_ids, block_size, scope)
         held = await self.hints.held_blocks(hashes, candidates)
         # Workers may have come and gone during the wait.
         prefills = self._links(types_pb2.ROLE_PREFILL)
@@ -120,6 +124,18 @@ class Placer:
                 num_suspects=decision.num_suspects,
                 lacks_room=decision.lacks_room,
             )
+
+
+async def _block_hashes(token_ids: Sequence[int], block_size: int, scope: bytes) -> list[bytes]:
+    """In pieces, between which other streams have their turn."""
+    hashes: list[bytes] = []
+    step = _BLOCKS_AT_ONCE * block_size
+    for start in range(0, len(token_ids), step):
+        if len(token_ids) > step:
+            await asyncio.sleep(0)
+        parent = hashes[-1] if hashes else scope
+        hashes += block_hashes(token_ids[start : start + step], block_size, parent)
+    return hashes
 
 
 def _speeds(links: Sequence[WorkerLink]) -> list[float]:
