@@ -119,6 +119,13 @@ class ChoiceLog:
     def since(self, num_sent: int) -> Chunk:
         """What a follower that has `num_sent` pieces gets next: MAX_TOKENS_PER_CHUNK at most."""
         num_pieces = len(self.texts)
+        if num_pieces == num_sent + 1 and not (self.is_finished or self._logprobs):
+            # Nearly every chunk: one token, which its reader takes as soon as it comes.
+            reason = types_pb2.FINISH_REASON_UNSPECIFIED
+            first = num_sent if self.token_ids else 0
+            return Chunk(
+                self._choice, first, self.token_ids[num_sent:], self.texts[num_sent], (), reason
+            )
         end = min(num_pieces, num_sent + MAX_TOKENS_PER_CHUNK)
         texts = self.texts[num_sent:end]
         text = texts[0] if len(texts) == 1 else "".join(texts)
