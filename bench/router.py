@@ -5,7 +5,8 @@ parse, tokenize, hash, route, demultiplex, detokenize, write. CPU time counts ev
 the router, tokenizing included; wall clock is too noisy on shared machines.
 
 - streams: CPU per token with 256 streams at a decode step of 20 ms, over gRPC and over SSE.
-  Two runs that differ in answer length alone; their difference is tokens.
+  Two runs that differ in answer length alone; their difference is tokens. Beside it, in the
+  same way, a bare server on the same libraries that writes the same tokens and does no more.
 - requests: CPU of a whole streamed request of 64 tokens, and of a peer's router that merely
   proxies the same between the same clients and a mock of the same pace.
 - rate: requests a second with answers of one token, and TTFT at half of that rate: all of it
@@ -24,7 +25,14 @@ from pathlib import Path
 
 from bench.loop_stalls import longest_callback_s
 from bench.report import Reporter, argument_parser
-from bench.router_stacks import PEER, Measured, baton_router, peer_python, peer_router
+from bench.router_stacks import (
+    PEER,
+    Measured,
+    bare_server,
+    baton_router,
+    peer_python,
+    peer_router,
+)
 from bench.stream_clients import WORDS
 from core.model_folder import ModelFolder
 from core.tokenizer import Tokenizer
@@ -94,19 +102,18 @@ class RouterBench:
         self._scale = scale
 
     def streams(self, kind: str) -> None:
-        """CPU per token."""
-        short, long = (
-            load(self._router, kind, requests=NUM_STREAMS, concurrency=NUM_STREAMS, tokens=n)
-            for n in self._scale.stream_tokens
-        )
-        num_tokens = long.num_tokens - short.num_tokens
-        per_token_us = (long.cpu_s - short.cpu_s) / num_tokens * 1e6
+        """CPU per token, and that of a server that only writes the same."""
+        per_token_us, tokens_per_s = self._per_token(kind, self._router)
+        with bare_server(kind, STEP_MS) as bare:
+            bare_us, _ = self._per_token(kind, bare)
         self._reporter.row(
             what="streams",
             kind=kind,
-            tokens_per_s=long.num_tokens / long.seconds,
+            tokens_per_s=tokens_per_s,
             cpu_us_per_token=per_token_us,
             tokens_per_core_s=1e6 / per_token_us,
+            bare_server_us_per_token=bare_us,
+            ratio_to_bare_server=per_token_us / bare_us,
         )
         self._reporter.check(
             f"CPU per token, {NUM_STREAMS} {kind} streams",
@@ -114,6 +121,15 @@ class RouterBench:
             "us",
             GOAL_PER_TOKEN_US[kind],
         )
+
+    def _per_token(self, kind: str, server: Measured) -> tuple[float, float]:
+        """CPU per token in microseconds, and tokens a second."""
+        short, long = (
+            load(server, kind, requests=NUM_STREAMS, concurrency=NUM_STREAMS, tokens=n)
+            for n in self._scale.stream_tokens
+        )
+        num_tokens = long.num_tokens - short.num_tokens
+        return (long.cpu_s - short.cpu_s) / num_tokens * 1e6, long.num_tokens / long.seconds
 
     def requests(self, kind: str, router: Measured, name: str) -> float:
         """CPU of whole requests of 64 tokens, in microseconds."""

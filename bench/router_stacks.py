@@ -92,6 +92,17 @@ def peer_router(python: Path, step_ms: float) -> Iterator[Measured]:
         yield Measured(process=_last_child(psutil.Process(peer.pid)), http=url, model="mock")
 
 
+@contextmanager
+def bare_server(kind: str, step_ms: float) -> Iterator[Measured]:
+    """A server of streams that does nothing else (bench/bare_server.py)."""
+    with ExitStack() as stack:
+        run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        spec = _module("bare", "bench.bare_server", kind, "--step-ms", str(step_ms))
+        server = _running(stack, spec, run_dir)
+        address = _ready_fields(server.log())["address"]
+        yield Measured(psutil.Process(server.pid), http=address, grpc=address, model="mock")
+
+
 def peer_python() -> Path:
     """The Python of an environment that holds the peer; made on first use (a minute)."""
     folder = Path.home() / ".cache" / "baton" / "bench" / PEER.replace("==", "-")
