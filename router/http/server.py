@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +18,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from core.errors import StartupError
 from router.http.app import MAX_HEADER_BYTES
 from router.http.errors import HttpError
+
+logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 75
 _STOP_GRACE_S = 2
@@ -99,8 +102,13 @@ class WriteBatch:
         """Sends what waits."""
         waiting, self._waiting = self._waiting, []
         for cycle, data in waiting:
-            if not cycle.disconnected:
+            if cycle.disconnected:
+                continue
+            try:
                 cycle.transport.write(data)
+            except Exception:  # others wait behind it
+                logger.exception("a response cannot be written")
+                cycle.transport.abort()
 
 
 class ChunkedBody:

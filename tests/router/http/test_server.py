@@ -46,3 +46,16 @@ async def test_a_client_that_is_gone_gets_nothing():
 async def test_a_full_socket_is_told():
     body = ChunkedBody(cycle([], write_paused=True), WriteBatch())
     assert not body.text_writer(b"", b"")("1")
+
+
+async def test_a_connection_that_fails_keeps_nobody_else_from_writing():
+    def fail(data):
+        raise RuntimeError("closed")
+
+    written, batch, aborted = [], WriteBatch(), []
+    broken = cycle([])
+    broken.transport = SimpleNamespace(write=fail, abort=lambda: aborted.append(True))
+    for subject in (broken, cycle(written)):
+        ChunkedBody(subject, batch).text_writer(b"", b"")("1")
+    await asyncio.sleep(0)
+    assert (len(written), aborted) == (1, [True])
