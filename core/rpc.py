@@ -34,6 +34,7 @@ from core.errors import (
     to_detail,
 )
 from core.logs import event
+from core.tls import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +78,12 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to a pod. Connects on first use."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def open_channel(address: str, tls: Tls | None = None) -> grpc.aio.Channel:
+    """A channel to a pod, encrypted with `tls`. Connects on first use."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options = (*CHANNEL_OPTIONS, *tls.channel_options)
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
 
 
 @contextmanager
@@ -207,12 +211,19 @@ async def _abort(context: Any, exception: Exception, method: str) -> None:
 class RpcServer:
     """One gRPC server with error translation, health and reflection.
 
-    Servicers are added to `grpc_server` before `start`. Construct it in a running loop.
+    Servicers are added to `grpc_server` before `start`. Construct it in a running loop. With
+    `tls` it hears only services of this deployment; who asks for health alone may do so at
+    `health_port`, in plain text.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(
+        self, host: str, port: int, tls: Tls | None = None, health_port: int | None = None
+    ) -> None:
         self._host = host
         self._port = port
+        self._tls = tls
+        self._health_port = health_port
+        self._health_server: grpc.aio.Server | None = None
         self._service_names: list[str] = []
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self.grpc_server = grpc.aio.server(
@@ -225,19 +236,34 @@ class RpcServer:
         self._service_names = [*service_names]
         names = [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self.grpc_server)
-        host = f"[{self._host}]" if _is_ipv6(self._host) else self._host
-        address = f"{host}:{self._port}"
+        port = self._listen(self.grpc_server, self._port, self._tls)
+        if self._health_port is not None:
+            self._health_server = grpc.aio.server(options=SERVER_OPTIONS)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_server)
+            self._listen(self._health_server, self._health_port, None)
+            await self._health_server.start()
+        await self.set_serving(False)
+        await self.grpc_server.start()
+        return f"{self._url_host}:{port}"
+
+    @property
+    def _url_host(self) -> str:
+        return f"[{self._host}]" if _is_ipv6(self._host) else self._host
+
+    def _listen(self, server: grpc.aio.Server, port: int, tls: Tls | None) -> int:
+        address = f"{self._url_host}:{port}"
         try:
-            port = self.grpc_server.add_insecure_port(address)
+            if tls is None:
+                bound = server.add_insecure_port(address)
+            else:
+                bound = server.add_secure_port(address, tls.server_credentials())
         except RuntimeError:
-            port = 0
-        if port == 0:
+            bound = 0
+        if bound == 0:
             raise StartupError(
                 f"cannot listen on {address}: in use, or not an address of this host"
             )
-        await self.set_serving(False)
-        await self.grpc_server.start()
-        return f"{host}:{port}"
+        return bound
 
     async def set_serving(self, is_serving: bool) -> None:
         """What the health service answers, for the server and for each service of it."""
@@ -249,6 +275,8 @@ class RpcServer:
         """Takes no new call and ends those in flight after `grace_s`."""
         await self._health.enter_graceful_shutdown()
         await self.grpc_server.stop(grace_s)
+        if self._health_server is not None:
+            await self._health_server.stop(0)
 
 
 def _is_ipv6(host: str) -> bool:

@@ -15,6 +15,7 @@ from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, types_pb2, worker_pb
 from core import fingerprint
 from core.errors import FailedPrecondition, Unavailable, Unreachable
 from core.rpc import open_channel, pod_errors
+from core.tls import Tls
 from kvtransfer.base import Transport
 from kvtransfer.link import LinkMeter
 
@@ -37,10 +38,10 @@ class Identity:
 class Peer:
     """One life of another worker."""
 
-    def __init__(self, address: worker_pb2.WorkerAddress) -> None:
+    def __init__(self, address: worker_pb2.WorkerAddress, tls: Tls | None) -> None:
         self.worker_id = address.worker_id
         self.epoch = address.epoch
-        self.channel = open_channel(address.address)
+        self.channel = open_channel(address.address, tls)
         self.exports = kv_transfer_pb2_grpc.KvExportStub(self.channel)
         self.imports = kv_transfer_pb2_grpc.KvImportStub(self.channel)
         self.agent = ""
@@ -70,8 +71,9 @@ class Peer:
 class PeerDirectory:
     """Channels to peers, opened on demand and closed when a newer life takes the name."""
 
-    def __init__(self, identity: Identity, transport: Transport) -> None:
+    def __init__(self, identity: Identity, transport: Transport, tls: Tls | None = None) -> None:
         self._identity = identity
+        self._tls = tls
         self._transport = transport
         self._peers: dict[str, Peer] = {}
 
@@ -85,7 +87,7 @@ class PeerDirectory:
             raise Unavailable(f"{address.worker_id} has restarted since this was dispatched")
         if peer is not None and peer.epoch == address.epoch:
             return peer
-        fresh = Peer(address)
+        fresh = Peer(address, self._tls)
         self._peers[address.worker_id] = fresh
         if peer is not None:
             await self._forget(peer)

@@ -20,6 +20,7 @@ from core.redis_client import connect_redis
 from core.registry import Registry
 from core.rpc import RpcServer, settle_heap, wait_for_stop_signal
 from core.tasks import TaskSet
+from core.tls import load_tls
 from core.tokenizer import Tokenizer
 from router.admission import Admission, AdmissionConfig
 from router.admission_metrics import AdmissionMetrics
@@ -80,6 +81,7 @@ class Router:
                 settings.worker_silence_s,
                 settings.worker_poll_s,
                 model=_digest(folder),
+                tls=load_tls(settings),
             ),
         )
         self._breaker = Breaker()

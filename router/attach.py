@@ -17,6 +17,7 @@ from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from core.errors import BatonError, Unavailable
 from core.logs import event
 from core.rpc import open_channel
+from core.tls import Tls
 from router.predicted_load import DispatchKey, PredictedLoad
 from router.routing import Work
 
@@ -50,6 +51,7 @@ class WorkerLink:
         silence_s: float,
         on_change: Callable[[], None],
         on_load: Callable[[str, types_pb2.Load], None],
+        tls: Tls | None = None,
     ) -> None:
         self.record = record
         self.state: types_pb2.WorkerState.ValueType = record.state
@@ -65,7 +67,7 @@ class WorkerLink:
         self._token_takers: dict[int, TakeToken] = {}
         """By stream id."""
         self.predicted = PredictedLoad()
-        self._channel = open_channel(record.address)
+        self._channel = open_channel(record.address, tls)
         self._outgoing = _Outgoing()
         self.worker = worker_pb2_grpc.WorkerStub(self._channel)
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from core.settings import Settings
+from core.tls import TlsSettings
 from router.policies import PolicyName
 from router.tenants import ClassName
 
 
-class RouterSettings(Settings):
+class RouterSettings(TlsSettings):
     """Flags of `python -m router`."""
 
     model: str = Field(description="Model folder or hub name: tokenizer, limits, defaults")

@@ -14,6 +14,7 @@ from core.errors import Unavailable
 from core.fingerprint import mismatches
 from core.logs import event
 from core.registry import Registry
+from core.tls import Tls
 from router.attach import WorkerLink
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class PoolConfig:
     silence_s: float
     poll_s: float
     model: str | None = None
+    tls: Tls | None = None
 
 
 class WorkerObserver(Protocol):
@@ -138,6 +140,7 @@ class WorkerPool:
             self._config.silence_s,
             self._note_change,
             self._note_load,
+            self._config.tls,
         )
         event(logger, logging.INFO, "worker_found", worker_id=record.worker_id, epoch=record.epoch)
         self._links[record.worker_id] = link

@@ -22,6 +22,7 @@ from core.prefix_index import PrefixIndexWriter
 from core.redis_client import connect_redis
 from core.registry import Registry
 from core.tasks import TaskSet
+from core.tls import Tls
 from engine.engine import Engine
 from kvtransfer.base import Transport
 from kvtransfer.digests import BlockDigests
@@ -91,6 +92,8 @@ class Parts:
     transport: Transport
     digests: BlockDigests
     identity: Identity
+    tls: Tls | None = None
+    """For calls between services; None: not encrypted."""
 
 
 class WorkerHost:
@@ -112,7 +115,7 @@ class WorkerHost:
         self.tasks = TaskSet()
         self.state: types_pb2.WorkerState.ValueType = types_pb2.WORKER_STATE_STARTING
         self.address = ""
-        self.peers = PeerDirectory(parts.identity, parts.transport)
+        self.peers = PeerDirectory(parts.identity, parts.transport, parts.tls)
         self.hub = OutputHub(lambda: (self.load(), self.state), self._on_router_lost)
         self.loop = EngineLoop(
             parts.engine.scheduler, parts.engine.runner, parts.device, self._after_step

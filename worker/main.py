@@ -14,6 +14,7 @@ from core.logs import configure, event
 from core.model_folder import model_digest, resolve_model
 from core.rpc import RpcServer, run_service, settle_heap, wait_for_stop_signal
 from core.settings import load_settings
+from core.tls import load_tls
 from engine.engine import Engine, load_engine
 from engine.kv_cache import LAYOUT_NAME
 from kvtransfer.base import MemoryRegion, Transport
@@ -40,6 +41,7 @@ def run(prog: str, make_service: ServiceFactory) -> int:
 
 
 async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None:
+    tls = load_tls(settings)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="device") as device:
         engine, digest = await asyncio.get_running_loop().run_in_executor(device, _load, settings)
         epoch = time.time_ns() // 1000
@@ -50,8 +52,8 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None
         fingerprint = _fingerprint(engine, digest, transport)
         identity = Identity(settings.worker_id, epoch, fingerprint)
         await transport.start()
-        parts = Parts(engine, device, transport, BlockDigests(region), identity)
-        server = RpcServer(settings.host, settings.port)
+        parts = Parts(engine, device, transport, BlockDigests(region), identity, tls)
+        server = RpcServer(settings.host, settings.port, tls, settings.health_port)
         host = WorkerHost(settings, parts, server.set_serving)
         host.install(make_service(host), server.grpc_server)
         try:

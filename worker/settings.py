@@ -8,13 +8,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from core.settings import Settings
+from core.tls import TlsSettings
 from engine.engine import EngineConfig
 from kvtransfer.digests import SAMPLE_EVERY, DigestPlan
 from kvtransfer.exports import LeaseConfig
 
 
-class WorkerSettings(Settings):
+class WorkerSettings(TlsSettings):
     """Settings that both roles have."""
 
     model: str = Field(description="Folder or hub name of the model.")
@@ -25,6 +25,12 @@ class WorkerSettings(Settings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     advertise_host: str = Field("", description="Address that peers use; default: --host.")
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    health_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="Port for health checks alone, never encrypted: for probes when TLS is on.",
+    )
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
         description="Redis of the deployment: redis://, rediss:// (TLS), "

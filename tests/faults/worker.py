@@ -41,7 +41,7 @@ def wrap_transport(faults: FaultPoints) -> None:
 
 
 def wrap_messages(faults: FaultPoints) -> None:
-    def open_channel(address: str) -> grpc.aio.Channel:
+    def open_channel(address: str, tls: Any = None) -> grpc.aio.Channel:
         calls = [FaultyCalls(faults)]
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=calls)
 
