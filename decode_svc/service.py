@@ -265,4 +265,9 @@ class DecodeService(RoleService):
                 if not self._has_begun(request)
             ),
             prefill_s_per_token=self._local_meter.s_per_token,
+            held_blocks=sum(
+                request.num_missing_blocks
+                for request in self._requests
+                if self._room.is_waiting(request.key)
+            ),
         )

@@ -24,6 +24,8 @@ from core.tokenizer import Tokenizer
 from router.admission import Admission, AdmissionConfig
 from router.admission_metrics import AdmissionMetrics
 from router.breaker import Breaker
+from router.demand_board import DemandBoard
+from router.demand_publisher import DemandPublisher, RouterIdentity
 from router.fallback import Fallback, FallbackConfig
 from router.http.app import HttpApi
 from router.http.server import HttpServer
@@ -121,6 +123,12 @@ class Router:
             rng=rng,
             metrics=RouterMetrics(CollectorRegistry()),
         )
+        self._demand = DemandPublisher(
+            DemandBoard(self._redis),
+            RouterIdentity(router_id, settings.release, limits.served_name, _digest(folder)),
+            self._admission,
+            self._pool,
+        )
         self._table = RequestTable(generation, settings.client_stall_s)
         generation.metrics.registry.register(
             RouterGauges(lambda: self._table.num_running, self._pool)
@@ -144,7 +152,7 @@ class Router:
         http = await self._http.start() if self._http is not None else None
         self._tasks.start(self._pool.run())
         self._tasks.start(self._follow_readiness())
-        for part in (self._table, self._tenants, self._quotas, self._admission):
+        for part in (self._table, self._tenants, self._quotas, self._admission, self._demand):
             self._tasks.start(part.run())
         return Addresses(grpc, http)
 
