@@ -57,7 +57,9 @@ class DemandBoard:
             members: list[Any] = sorted(await self._redis.smembers(_MEMBERS_KEY))
             if not members:
                 return []
-            values = await self._redis.mget([_RECORD_PREFIX.encode() + name for name in members])
+            values: list[Any] = await self._redis.mget(
+                [_RECORD_PREFIX.encode() + name for name in members]
+            )
             records = dict(zip(members, values, strict=True))
             dead = [name for name, value in records.items() if value is None]
             if dead:

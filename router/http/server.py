@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 
 import orjson
@@ -19,17 +20,25 @@ from router.http.errors import HttpError
 _KEEP_ALIVE_S = 75
 _STOP_GRACE_S = 2
 _BACKLOG = 2048
+PEER_NAME = "peer_common_name"
 
 
 class HttpServer:
-    """Serves `app` on `host`. Raises StartupError from `start`."""
+    """Serves `app` on `host`, over TLS with a context. Raises StartupError from `start`.
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    With TLS the name that a client's certificate has been checked to have is in each request's
+    state as PEER_NAME; None without a certificate.
+    """
+
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._host = host
         self._port = port
         config = uvicorn.Config(
             app,
-            http=_BoundedHeaders,
+            http=_BoundedHeaders if tls is None else _WithPeerName,
+            ssl_context_factory=None if tls is None else (lambda *_: tls),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -108,6 +117,21 @@ class _BoundedHeaders(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._is_in_headers = False
+
+
+class _WithPeerName(_BoundedHeaders):
+    """Tells the application whom the client's certificate names."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        certificate = self.transport.get_extra_info("ssl_object").getpeercert() or {}
+        names = [
+            value
+            for part in certificate.get("subject", ())
+            for key, value in part
+            if key == "commonName"
+        ]
+        self.scope["state"][PEER_NAME] = names[0] if names else None
 
 
 def _raw_response(error: HttpError) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prefill_svc import service as prefill_service
 from tests import tiny_models
 from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, pair
@@ -52,7 +53,10 @@ async def test_decode_reports_requests_whose_kv_is_still_to_come(folder: Path) -
             both.abort(name)
 
 
-async def test_what_waits_for_room_on_decode_is_told_apart(folder: Path) -> None:
+async def test_what_waits_for_room_on_decode_is_told_apart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_service, "QUICK_GRANT_S", 0.0)
     few = {"max_num_batched_tokens": 160}
     async with pair(folder, prefill=few, decode={"num_gpu_blocks_override": 16}) as both:
         await fill_decode(both)
