@@ -257,7 +257,7 @@ def _is_ipv6(host: str) -> bool:
 
 
 async def wait_for_stop_signal() -> None:
-    """Returns at the first SIGINT or SIGTERM; later ones are ignored."""
+    """Returns at the next SIGINT or SIGTERM; those that come while nobody waits are ignored."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

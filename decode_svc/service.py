@@ -232,6 +232,12 @@ class DecodeService(RoleService):
     def refuse_waiting(self, error: BatonError) -> None:
         self._requests.fail_where(lambda request: not self._has_begun(request), error)
 
+    def hand_over(self) -> None:
+        """As if every sequence had been preempted: routers go on elsewhere."""
+        for request in list(self._requests):
+            self._choices.give_all_back(request)
+            self._requests.abort(request.key)
+
     def _has_begun(self, request: Request) -> bool:
         """Whether blocks belong to it, or did."""
         if self._imports.get(request.key) is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import os
 import random
 import sys
@@ -46,6 +48,7 @@ from router.validate import ModelLimits
 from router.workers import PoolConfig, WorkerPool
 
 _STOP_GRACE_S = 2.0
+_DRAIN_POLL_S = 0.05
 _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
@@ -75,6 +78,7 @@ class Router:
         self._redis = connect_redis(settings.redis_url)
         self._tasks = TaskSet()
         self._is_ready = asyncio.Event()
+        self._is_draining = False
         self._pool = WorkerPool(
             Registry(self._redis),
             PoolConfig(
@@ -160,6 +164,19 @@ class Router:
         """Returns when a worker of each role has been attached."""
         await self._is_ready.wait()
 
+    async def drain(self, grace_s: float) -> None:
+        """Takes no new call; returns when all requests have ended, or after `grace_s`."""
+        if grace_s <= 0:
+            return
+        self._is_draining = True
+        self._tasks.start(self._server.stop(grace_s))
+        if self._http is not None:
+            self._tasks.start(self._http.stop(math.ceil(grace_s)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._table.num_running:
+                    await asyncio.sleep(_DRAIN_POLL_S)
+
     async def stop(self) -> None:
         """Ends what is in flight and closes everything within a few seconds.
 
@@ -177,14 +194,15 @@ class Router:
         """Health is SERVING while there is a worker of each role."""
         while True:
             self._breaker.forget_all_but(link.worker_id for link in self._pool.links)
-            await self._server.set_serving(self._pool.is_ready)
+            if not self._is_draining:
+                await self._server.set_serving(self._pool.is_ready)
             if self._pool.is_ready:
                 self._is_ready.set()
             await self._pool.wait_changed()
 
 
 async def serve(settings: RouterSettings) -> None:
-    """Runs a router until SIGINT or SIGTERM. Prints one `ready` line. Raises StartupError."""
+    """Runs a router until SIGINT or SIGTERM and its drain. Prints one `ready` line. Raises StartupError."""
     stop = asyncio.get_running_loop().create_task(wait_for_stop_signal())
     router = Router(settings)
     try:
@@ -196,8 +214,18 @@ async def serve(settings: RouterSettings) -> None:
             sys.stdout.flush()
         ready.cancel()
         await stop
+        await _drain(router, settings.drain_timeout_s)
     finally:
         await router.stop()
+
+
+async def _drain(router: Router, grace_s: float) -> None:
+    """Until it is done, or a second signal comes."""
+    loop = asyncio.get_running_loop()
+    tasks = {loop.create_task(router.drain(grace_s)), loop.create_task(wait_for_stop_signal())}
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
 
 
 def _fallback(settings: RouterSettings, served_name: str) -> Fallback:

@@ -99,4 +99,10 @@ class RouterSettings(Settings):
     fallback_classes: list[ClassName] = Field(
         ["gold"], description="Classes whose requests may go to the fallback"
     )
+    drain_timeout_s: float = Field(
+        25.0,
+        ge=0,
+        description="How long after a stop signal answers may take to end; "
+        "a second signal ends it at once",
+    )
     worker_poll_s: float = Field(1.0, gt=0, description="How often the registry is read")

@@ -69,6 +69,9 @@ class RoleService(ABC, StepObserver):
     def refuse_waiting(self, error: BatonError) -> None:
         """Fails the requests that have no blocks yet: they will not get any here."""
 
+    def hand_over(self) -> None:
+        """Gives back to the routers what they can go on with elsewhere."""
+
     @abstractmethod
     def on_room(self) -> None:
         """Blocks may have become free."""
@@ -127,6 +130,7 @@ class WorkerHost:
             parts.engine.pool.held_hashes,
         )
         self._is_exhausted = False
+        self._is_draining = False
         self._service: RoleService | None = None
         self.vital: list[asyncio.Task[None]] = []
         """Tasks without which the worker is of no use; they end only by failing."""
@@ -157,6 +161,20 @@ class WorkerHost:
             self.tasks.start(self._index.run()),
         ]
         event(logger, logging.INFO, "ready", worker_id=self.identity.worker_id, address=address)
+
+    async def begin_draining(self) -> None:
+        """Takes no new request from now on, and tells everybody."""
+        self._is_draining = True
+        await self._update_state()
+        with contextlib.suppress(Unavailable):
+            await self._registry.publish(self.record())
+
+    async def _update_state(self) -> None:
+        takes_work = not (self._is_draining or self._is_exhausted)
+        ready, draining = types_pb2.WORKER_STATE_READY, types_pb2.WORKER_STATE_DRAINING
+        self.state = ready if takes_work else draining
+        self.hub.report()
+        await self._set_serving(takes_work)
 
     async def stop(self) -> None:
         """Leaves the registry, ends every request, and frees what they hold."""
@@ -200,9 +218,7 @@ class WorkerHost:
             self._is_exhausted = is_over
             name = "quarantine_over_bound" if is_over else "quarantine_within_bound"
             event(logger, logging.ERROR, name, quarantined=stats.quarantined, total=stats.total)
-            ready, draining = types_pb2.WORKER_STATE_READY, types_pb2.WORKER_STATE_DRAINING
-            self.state = draining if is_over else ready
-            await self._set_serving(not is_over)
+            await self._update_state()
             if is_over:
                 self.service.refuse_waiting(Unavailable("this worker is about to restart"))
         elif is_over and not self.engine.scheduler.has_work:

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from baton.v1 import types_pb2
 from core.logs import configure, event
@@ -20,6 +21,7 @@ from kvtransfer.base import MemoryRegion, Transport
 from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity
 from kvtransfer.select import make_transport
+from worker.drain import drain
 from worker.host import Parts, RoleService, WorkerHost
 from worker.settings import WorkerSettings
 
@@ -60,18 +62,27 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None
             host.start(_advertised(settings, address))
             sys.stdout.write(f"ready grpc={address} worker_id={settings.worker_id}\n")
             sys.stdout.flush()
-            await _wait_for_end(host)
+            await _wait_for_end(host, settings.drain_timeout_s)
         finally:
             await server.set_serving(False)
             await host.stop()
             await server.stop(STOP_GRACE_S)
 
 
-async def _wait_for_end(host: WorkerHost) -> None:
-    """Until a signal, or until a part fails without which the worker is of no use."""
-    stop = asyncio.ensure_future(wait_for_stop_signal())
-    await asyncio.wait({stop, *host.vital}, return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
+async def _wait_for_end(host: WorkerHost, drain_timeout_s: float) -> None:
+    """Until a signal, and then until nothing is left to do or a second one.
+
+    Raises what ends a part without which the worker is of no use.
+    """
+    await _first_of(host, wait_for_stop_signal())
+    await _first_of(host, wait_for_stop_signal(), drain(host, drain_timeout_s))
+
+
+async def _first_of(host: WorkerHost, *coroutines: Coroutine[Any, Any, None]) -> None:
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    await asyncio.wait({*tasks, *host.vital}, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
     for task in host.vital:
         if task.done():
             task.result()

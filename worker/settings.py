@@ -99,6 +99,13 @@ class WorkerSettings(Settings):
         0.9, gt=0, le=1, description="Share of the pool that exports may pin."
     )
 
+    drain_timeout_s: float = Field(
+        25.0,
+        ge=0,
+        description="How long after a stop signal what runs may take to end or to go on "
+        "elsewhere; a second signal ends it at once.",
+    )
+
     def engine_config(self, model_path: Path) -> EngineConfig:
         """The part that the engine needs."""
         return EngineConfig(

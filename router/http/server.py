@@ -70,8 +70,9 @@ class HttpServer:
         # A connection made before uvicorn accepts waits in the backlog.
         return f"{shown_host}:{listener.getsockname()[1]}"
 
-    async def stop(self) -> None:
-        """Takes no new connection, and ends those that are open within a few seconds."""
+    async def stop(self, grace_s: int = _STOP_GRACE_S) -> None:
+        """Takes no new connection, and ends those that are open after `grace_s`."""
+        self._server.config.timeout_graceful_shutdown = grace_s
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
