@@ -48,7 +48,6 @@ from router.validate import ModelLimits
 from router.workers import PoolConfig, WorkerPool
 
 _STOP_GRACE_S = 2.0
-_DRAIN_POLL_S = 0.05
 _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
@@ -174,8 +173,7 @@ class Router:
             self._tasks.start(self._http.stop(math.ceil(grace_s)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                while self._table.num_running:
-                    await asyncio.sleep(_DRAIN_POLL_S)
+                await self._table.wait_empty()
 
     async def stop(self) -> None:
         """Ends what is in flight and closes everything within a few seconds.
@@ -202,7 +200,10 @@ class Router:
 
 
 async def serve(settings: RouterSettings) -> None:
-    """Runs a router until SIGINT or SIGTERM and its drain. Prints one `ready` line. Raises StartupError."""
+    """Runs a router until SIGINT or SIGTERM, and until it is drained. Prints one `ready` line.
+
+    Raises StartupError.
+    """
     stop = asyncio.get_running_loop().create_task(wait_for_stop_signal())
     router = Router(settings)
     try:

@@ -139,9 +139,10 @@ def test_a_router_that_leaves_finishes_its_streams_and_takes_no_more(stack: Faul
 
 
 def test_a_second_signal_ends_a_worker_at_once(stack: FaultStack) -> None:
-    with stack.hold_any("prefill", "announce") as fault:
+    with stack.hold_any("decode", "pull:during") as fault:
         answer = stack.begin(make_prompt(50, seed=next(seeds)), 4)
-        name = fault.wait()
+        fault.wait()
+        name = stack.exporter()
         os.kill(stack.workers[name].pid, signal.SIGTERM)
         eventually(lambda: stack.worker_status(name).state == types_pb2.WORKER_STATE_DRAINING)
         assert stack.workers[name].terminate(5.0) == 0
