@@ -49,6 +49,8 @@ class Choices:
         Those that were aborted meanwhile do not begin.
         """
         request.is_committed = True
+        self._host.counters.num_prefix_queries += request.prompt.num_tokens
+        self._host.counters.num_prefix_hits += len(blocks.held) * self._pool.block_size
         wanted = [first for first in firsts if first.choice not in request.cancelled]
         if not wanted:
             self._pool.release([*blocks.spare, *reversed(blocks.block_table)])
@@ -100,6 +102,7 @@ class Choices:
             self._publish_preempted(request, choice)
 
     def _publish_preempted(self, request: Request, choice: int) -> None:
+        self._host.counters.num_given_back += 1
         request_id, attempt = request.key
         output = worker_pb2.SequenceOutput(
             request_id=request_id, attempt=attempt, choice=choice, preempted=True

@@ -203,10 +203,18 @@ class DecodeService(RoleService):
                 update.sequence, update.token, update.output_index, update.finish_reason
             )
             if request.prefill is None:
+                self._count_prefix(update)
                 output.cached_tokens = update.sequence.num_cached_tokens
             self._host.hub.publish(request.dispatch.router_id, output)
             if update.finish_reason is not None:
                 request.end_choice(update.sequence.choice)
+
+    def _count_prefix(self, update: SequenceUpdate) -> None:
+        """Once for a prompt that was computed here."""
+        sequence = update.sequence
+        if update.output_index == sequence.num_prior_outputs:
+            self._host.counters.num_prefix_queries += sequence.num_tokens - 1
+            self._host.counters.num_prefix_hits += sequence.num_cached_tokens
 
     def on_failed(self, sequence: Sequence, error: Exception) -> None:
         request = self._requests.get(sequence.request_key)

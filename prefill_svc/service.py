@@ -112,7 +112,7 @@ class PrefillService(RoleService):
             await self._gate.enter(prompt.ticket)
             grant = await self._prepare(prompt)
             self._exports.open(key)
-            self._exporter.note_exports()
+            self._exporter.note_opened()
             self._host.loop.add(prompt.sequence)
             await self._hand_off.announce(prompt, grant)
         except BaseException as error:
@@ -202,6 +202,9 @@ class PrefillService(RoleService):
             end = update.sequence.num_computed_tokens // self._block_size
             if firsts:
                 end = len(prompt.block_ids)
+                # All but the one that was just sampled.
+                self._host.counters.num_prefix_queries += prompt.sequence.num_tokens - 1
+                self._host.counters.num_prefix_hits += prompt.sequence.num_cached_tokens
             prompt.progress.put(Progress(end, self._num_layers, firsts))
 
     def on_failed(self, sequence: Sequence, error: Exception) -> None:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from core.api_keys import ApiKeys
 from core.errors import StartupError
+from core.http_server import HttpServer
 from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
 from core.redis_client import connect_redis
@@ -27,10 +28,11 @@ from router.admission import Admission, AdmissionConfig
 from router.admission_metrics import AdmissionMetrics
 from router.breaker import Breaker
 from router.demand_board import DemandBoard
+from router.demand_metrics import DemandMetrics
 from router.demand_publisher import DemandPublisher, RouterIdentity
 from router.fallback import Fallback, FallbackConfig
 from router.http.app import HttpApi
-from router.http.server import HttpServer
+from router.http.protocol import BoundedHeaders
 from router.local_prefill import LocalPrefillLimit
 from router.metrics import RouterGauges, RouterMetrics
 from router.placement import Placer
@@ -138,6 +140,7 @@ class Router:
         )
         generation.metrics.registry.register(AdmissionMetrics(self._admission, self._fallback))
         generation.metrics.registry.register(RoutingMetrics(placer.counters))
+        generation.metrics.registry.register(DemandMetrics(self._demand.own))
         self._server = RpcServer(settings.host, settings.port)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(self._table, generation, folder, settings.request_timeout_s),
@@ -147,7 +150,7 @@ class Router:
         if settings.http_port is not None:
             api = HttpApi(self._table, generation, settings.request_timeout_s)
             app = api.asgi(settings.cors_origins.replace(",", " ").split())
-            self._http = HttpServer(app, settings.host, settings.http_port)
+            self._http = HttpServer(app, settings.host, settings.http_port, BoundedHeaders)
 
     async def start(self) -> Addresses:
         """Listens and begins to look for workers. Raises StartupError."""

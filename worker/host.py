@@ -28,6 +28,7 @@ from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity, PeerDirectory
 from worker.convert import stats_to_proto
 from worker.engine_loop import EngineLoop, StepObserver
+from worker.metrics import WorkerCounters, WorkerFigures
 from worker.outputs import OutputHub
 from worker.requests import RequestKey
 from worker.settings import WorkerSettings
@@ -113,12 +114,17 @@ class WorkerHost:
         self.identity = parts.identity
         self.clock = time.monotonic
         self.tasks = TaskSet()
+        self.counters = WorkerCounters()
         self.state: types_pb2.WorkerState.ValueType = types_pb2.WORKER_STATE_STARTING
         self.address = ""
         self.peers = PeerDirectory(parts.identity, parts.transport)
         self.hub = OutputHub(lambda: (self.load(), self.state), self._on_router_lost)
         self.loop = EngineLoop(
-            parts.engine.scheduler, parts.engine.runner, parts.device, self._after_step
+            parts.engine.scheduler,
+            parts.engine.runner,
+            parts.device,
+            self._after_step,
+            self.counters,
         )
         self._redis = connect_redis(settings.redis_url)
         self._registry = Registry(self._redis)
@@ -244,6 +250,20 @@ class WorkerHost:
         load = self.service.load()
         load.blocks.CopyFrom(stats_to_proto(self.engine.pool.stats()))
         return load
+
+    def figures(self) -> WorkerFigures:
+        """What a scrape of the metrics tells."""
+        return WorkerFigures(
+            load=self.load(),
+            counters=self.counters,
+            is_ready=self.state == types_pb2.WORKER_STATE_READY,
+            info={
+                "worker": self.identity.worker_id,
+                "role": types_pb2.Role.Name(self.service.role).removeprefix("ROLE_").lower(),
+                "model_digest": self.identity.fingerprint.model,
+                "kv_transport": self.transport.name,
+            },
+        )
 
     def record(self) -> types_pb2.WorkerRecord:
         """This worker's entry in the registry."""

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from baton.v1 import types_pb2
+from core.http_server import HttpServer
 from core.logs import configure, event
 from core.model_folder import model_digest, resolve_model
 from core.rpc import RpcServer, run_service, wait_for_stop_signal
@@ -23,6 +24,7 @@ from kvtransfer.peers import Identity
 from kvtransfer.select import make_transport
 from worker.drain import drain
 from worker.host import Parts, RoleService, WorkerHost
+from worker.metrics import metrics_app
 from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -56,17 +58,28 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None
         server = RpcServer(settings.host, settings.port)
         host = WorkerHost(settings, parts, server.set_serving)
         host.install(make_service(host), server.grpc_server)
+        metrics = _metrics_server(settings, host)
         try:
+            metrics_address = await metrics.start() if metrics is not None else None
             address = await server.start(["baton.v1.Worker", *host.service.grpc_services])
             await server.set_serving(True)
             host.start(_advertised(settings, address))
-            sys.stdout.write(f"ready grpc={address} worker_id={settings.worker_id}\n")
+            shown = f" metrics={metrics_address}" if metrics_address else ""
+            sys.stdout.write(f"ready grpc={address} worker_id={settings.worker_id}{shown}\n")
             sys.stdout.flush()
             await _wait_for_end(host, settings.drain_timeout_s)
         finally:
             await server.set_serving(False)
             await host.stop()
             await server.stop(STOP_GRACE_S)
+            if metrics is not None:
+                await metrics.stop()
+
+
+def _metrics_server(settings: WorkerSettings, host: WorkerHost) -> HttpServer | None:
+    if settings.metrics_port is None:
+        return None
+    return HttpServer(metrics_app(host.figures), settings.host, settings.metrics_port)
 
 
 async def _wait_for_end(host: WorkerHost, drain_timeout_s: float) -> None:

@@ -25,6 +25,12 @@ class WorkerSettings(Settings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     advertise_host: str = Field("", description="Address that peers use; default: --host.")
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of Prometheus' metrics (HTTP) and of /health; 0 takes a free one.",
+    )
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
         description="Redis of the deployment: redis://, rediss:// (TLS), "

@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.errors import BatonError, InvalidArgument
 from router.demand import Deployment, Totals
-from router.http.server import PEER_NAME
 from router.metrics_adapter.front_proxy import FrontProxy
+from router.metrics_adapter.protocol import PEER_NAME
 from router.metrics_adapter.selector import label_value, parse_selector
 
 GROUP = "external.metrics.k8s.io"

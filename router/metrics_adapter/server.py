@@ -13,12 +13,12 @@ from pathlib import Path
 from kubernetes.client import ApiClient
 
 from core.errors import StartupError, Unavailable
+from core.http_server import HttpServer
 from core.logs import event
 from core.redis_client import connect_redis
 from core.rpc import wait_for_stop_signal
 from core.tasks import TaskSet
 from router.demand_board import DemandBoard
-from router.http.server import HttpServer
 from router.metrics_adapter import cluster
 from router.metrics_adapter.api import MetricsApi
 from router.metrics_adapter.certificate import (
@@ -27,6 +27,7 @@ from router.metrics_adapter.certificate import (
     service_names,
 )
 from router.metrics_adapter.front_proxy import FrontProxy
+from router.metrics_adapter.protocol import PeerNameProtocol
 from router.metrics_adapter.settings import AdapterSettings
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,9 @@ class Adapter:
             self._settings.namespace,
             lambda: datetime.datetime.now(datetime.UTC),
         )
-        self._http = HttpServer(api.asgi(), self._settings.host, self._settings.port, self._context)
+        self._http = HttpServer(
+            api.asgi(), self._settings.host, self._settings.port, PeerNameProtocol, self._context
+        )
         address = await self._http.start()
         if self._api is not None:
             self._tasks.start(self._keep_fresh())
