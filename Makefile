@@ -53,8 +53,10 @@ proto: $(DEV_STAMP) ## generate the stubs of proto/ anew
 	  --python_out=proto --grpc_python_out=proto --mypy_out=proto --mypy_grpc_out=proto \
 	  proto/baton/v1/*.proto
 
-docs: $(RUN_STAMP) ## generate docs/cli.md anew
+docs: $(RUN_STAMP) ## generate docs/cli.md and docs/metrics.md anew
 	$(BIN)/python -m client.cli_reference > docs/cli.md
+	{ $(BIN)/python -m router.metrics_reference; $(BIN)/python -m worker.metrics_reference; } \
+	  > docs/metrics.md
 
 bench: $(DEV_STAMP) ## run the quick benchmarks
 	$(BIN)/python -m bench.kv --quick

@@ -72,6 +72,8 @@ def make_plan(config: UpConfig, run_dir: Path) -> LaunchPlan:
         others.append(redis)
         suffix = ""
     shared = ["--model", config.model, "--redis-url", redis_url, "--log-level", config.log_level]
+    # Ctrl-C ends all of it: there is no other worker to go on.
+    shared += ["--drain-timeout-s", "0"]
     threads = config.threads_per_worker or default_threads(config.num_prefill + config.num_decode)
     worker = [*shared, "--kv-transport", config.kv_transport, "--threads", str(threads)]
     worker += config.worker_args

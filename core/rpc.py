@@ -212,18 +212,13 @@ class RpcServer:
     """One gRPC server with error translation, health and reflection.
 
     Servicers are added to `grpc_server` before `start`. Construct it in a running loop. With
-    `tls` it hears only services of this deployment; who asks for health alone may do so at
-    `health_port`, in plain text.
+    `tls` it hears only services of this deployment.
     """
 
-    def __init__(
-        self, host: str, port: int, tls: Tls | None = None, health_port: int | None = None
-    ) -> None:
+    def __init__(self, host: str, port: int, tls: Tls | None = None) -> None:
         self._host = host
         self._port = port
         self._tls = tls
-        self._health_port = health_port
-        self._health_server: grpc.aio.Server | None = None
         self._service_names: list[str] = []
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self.grpc_server = grpc.aio.server(
@@ -236,34 +231,22 @@ class RpcServer:
         self._service_names = [*service_names]
         names = [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self.grpc_server)
-        port = self._listen(self.grpc_server, self._port, self._tls)
-        if self._health_port is not None:
-            self._health_server = grpc.aio.server(options=SERVER_OPTIONS)
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_server)
-            self._listen(self._health_server, self._health_port, None)
-            await self._health_server.start()
-        await self.set_serving(False)
-        await self.grpc_server.start()
-        return f"{self._url_host}:{port}"
-
-    @property
-    def _url_host(self) -> str:
-        return f"[{self._host}]" if _is_ipv6(self._host) else self._host
-
-    def _listen(self, server: grpc.aio.Server, port: int, tls: Tls | None) -> int:
-        address = f"{self._url_host}:{port}"
+        host = f"[{self._host}]" if _is_ipv6(self._host) else self._host
+        address = f"{host}:{self._port}"
         try:
-            if tls is None:
-                bound = server.add_insecure_port(address)
+            if self._tls is None:
+                port = self.grpc_server.add_insecure_port(address)
             else:
-                bound = server.add_secure_port(address, tls.server_credentials())
+                port = self.grpc_server.add_secure_port(address, self._tls.server_credentials())
         except RuntimeError:
-            bound = 0
-        if bound == 0:
+            port = 0
+        if port == 0:
             raise StartupError(
                 f"cannot listen on {address}: in use, or not an address of this host"
             )
-        return bound
+        await self.set_serving(False)
+        await self.grpc_server.start()
+        return f"{host}:{port}"
 
     async def set_serving(self, is_serving: bool) -> None:
         """What the health service answers, for the server and for each service of it."""
@@ -275,8 +258,6 @@ class RpcServer:
         """Takes no new call and ends those in flight after `grace_s`."""
         await self._health.enter_graceful_shutdown()
         await self.grpc_server.stop(grace_s)
-        if self._health_server is not None:
-            await self._health_server.stop(0)
 
 
 def _is_ipv6(host: str) -> bool:
@@ -287,7 +268,7 @@ def _is_ipv6(host: str) -> bool:
 
 
 async def wait_for_stop_signal() -> None:
-    """Returns at the first SIGINT or SIGTERM; later ones are ignored."""
+    """Returns at the next SIGINT or SIGTERM; those that come while nobody waits are ignored."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -49,6 +49,8 @@ class Choices:
         Those that were aborted meanwhile do not begin.
         """
         request.is_committed = True
+        self._host.counters.num_prefix_queries += request.prompt.num_tokens
+        self._host.counters.num_prefix_hits += len(blocks.held) * self._pool.block_size
         wanted = [first for first in firsts if first.choice not in request.cancelled]
         if not wanted:
             self._pool.release([*blocks.spare, *reversed(blocks.block_table)])
@@ -90,15 +92,22 @@ class Choices:
             return False
         event(logger, logging.INFO, "preempted", request_id=sequence.request_id)
         self._host.loop.abort(sequence.key)
-        output = worker_pb2.SequenceOutput(
-            request_id=sequence.request_id,
-            attempt=sequence.attempt,
-            choice=sequence.choice,
-            preempted=True,
-        )
-        self._host.hub.publish(request.dispatch.router_id, output)
+        self._publish_preempted(request, sequence.choice)
         request.end_choice(sequence.choice)
         return True
+
+    def give_all_back(self, request: Request) -> None:
+        """Sends every choice to the router; those that are over already are known there."""
+        for choice in range(request.num_choices):
+            self._publish_preempted(request, choice)
+
+    def _publish_preempted(self, request: Request, choice: int) -> None:
+        self._host.counters.num_given_back += 1
+        request_id, attempt = request.key
+        output = worker_pb2.SequenceOutput(
+            request_id=request_id, attempt=attempt, choice=choice, preempted=True
+        )
+        self._host.hub.publish(request.dispatch.router_id, output)
 
     def abort(self, request: Request, choice: int) -> None:
         """Ends one choice, also before it begins; nothing when there is no such one any more."""

@@ -46,6 +46,7 @@ class Reader:
         async with self._renewing(request):
             while True:
                 news = await request.news.get()
+                heard_at = self._host.clock()
                 if news.copies:
                     await self._pull(request, news)
                     await self._verify(request, news)
@@ -56,6 +57,7 @@ class Reader:
         blocks = self._imports.commit(request.key, lease_held)
         if blocks is None:
             raise TransferError(LEASE_OVER)
+        self._host.counters.exposed_s += self._host.clock() - heard_at
         return blocks, news.message
 
     async def give_up_export(self, request: Request) -> None:

@@ -51,6 +51,9 @@ class Room:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    def is_waiting(self, key: ImportKey) -> bool:
+        return key in self._waiting
+
     async def take(self, prompt: Sequence, num_choices: int = 1) -> None:
         """Waits until the prompt has an import in the table, which then owns its blocks.
 

@@ -211,10 +211,18 @@ class DecodeService(RoleService):
                 update.sequence, update.token, update.output_index, update.finish_reason
             )
             if request.prefill is None:
+                self._count_prefix(update)
                 output.cached_tokens = update.sequence.num_cached_tokens
             self._host.hub.publish(request.dispatch.router_id, output)
             if update.finish_reason is not None:
                 request.end_choice(update.sequence.choice)
+
+    def _count_prefix(self, update: SequenceUpdate) -> None:
+        """Once for a prompt that was computed here."""
+        sequence = update.sequence
+        if update.output_index == sequence.num_prior_outputs:
+            self._host.counters.num_prefix_queries += sequence.num_tokens - 1
+            self._host.counters.num_prefix_hits += sequence.num_cached_tokens
 
     def on_failed(self, sequence: Sequence, error: Exception) -> None:
         request = self._requests.get(sequence.request_key)
@@ -239,6 +247,12 @@ class DecodeService(RoleService):
 
     def refuse_waiting(self, error: BatonError) -> None:
         self._requests.fail_where(lambda request: not self._has_begun(request), error)
+
+    def hand_over(self) -> None:
+        """As if every sequence had been preempted: routers go on elsewhere."""
+        for request in list(self._requests):
+            self._choices.give_all_back(request)
+            self._requests.abort(request.key)
 
     def _has_begun(self, request: Request) -> bool:
         """Whether blocks belong to it, or did."""
@@ -273,6 +287,11 @@ class DecodeService(RoleService):
                 if not self._has_begun(request)
             ),
             prefill_s_per_token=self._local_meter.s_per_token,
+            held_blocks=sum(
+                request.num_missing_blocks
+                for request in self._requests
+                if self._room.is_waiting(request.key)
+            ),
         )
 
 

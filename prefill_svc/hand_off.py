@@ -50,8 +50,10 @@ class HandOff:
         )
         prompt.is_known_to_decode = True
         timeout_s = prompt.dispatch.timeout_s or None
+        prompt.asked_at = self._host.clock()
         with pod_errors(peer.worker_id):
             grant: kv_transfer_pb2.GrantReply = await peer.imports.Grant(request, timeout=timeout_s)
+        prompt.asked_at = None
         prompt.link = LinkEstimate(grant.link_bytes_per_s, grant.link_overhead_s)
         return grant
 

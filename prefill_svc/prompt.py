@@ -37,6 +37,8 @@ class Prompt:
     peer: Peer | None = None
     link: LinkEstimate | None = None
     """What decode has measured of the way to it."""
+    asked_at: float | None = None
+    """When decode was asked for the grant that is still to come."""
     is_known_to_decode: bool = False
     is_released: bool = False
     """Decode has read everything under the lease: from now on it needs nothing from here."""

@@ -42,6 +42,8 @@ from worker.first_tokens import first_outputs, first_tokens
 from worker.host import RoleService, WorkerHost
 from worker.requests import RequestKey, RequestTable
 
+QUICK_GRANT_S = 0.1
+"""A grant that takes longer waits for room."""
 STEPS_AHEAD = 2
 """Steps' worth of prompts that may hold a grant before they are computed."""
 
@@ -110,7 +112,7 @@ class PrefillService(RoleService):
             await self._gate.enter(prompt.ticket)
             grant = await self._prepare(prompt)
             self._exports.open(key)
-            self._exporter.note_exports()
+            self._exporter.note_opened()
             self._host.loop.add(prompt.sequence)
             await self._hand_off.announce(prompt, grant)
         except BaseException as error:
@@ -200,6 +202,9 @@ class PrefillService(RoleService):
             end = update.sequence.num_computed_tokens // self._block_size
             if firsts:
                 end = len(prompt.block_ids)
+                # All but the one that was just sampled.
+                self._host.counters.num_prefix_queries += prompt.sequence.num_tokens - 1
+                self._host.counters.num_prefix_hits += prompt.sequence.num_cached_tokens
             prompt.progress.put(Progress(end, self._num_layers, firsts))
 
     def on_failed(self, sequence: Sequence, error: Exception) -> None:
@@ -242,6 +247,7 @@ class PrefillService(RoleService):
 
     def load(self) -> types_pb2.Load:
         scheduler = self._host.engine.scheduler
+        ungranted, behind = self._held_up()
         return types_pb2.Load(
             queue_depth=self._gate.num_waiting + scheduler.num_waiting,
             queued_tokens=sum(prompt.num_remaining for prompt in self._requests),
@@ -250,4 +256,23 @@ class PrefillService(RoleService):
             imports=self._prefix_reader.num_open,
             requests=len(self._requests),
             prefill_s_per_token=self._compute_meter.s_per_token,
+            held_requests=len(behind),
+            held_tokens=sum(prompt.num_remaining for prompt in ungranted + behind),
+            held_blocks=sum(prompt.ticket.num_blocks for prompt in behind),
         )
+
+    def _held_up(self) -> tuple[list[Prompt], list[Prompt]]:
+        """Prompts that wait for room on decode, and those behind them at the gate."""
+        slow = self._host.clock() - QUICK_GRANT_S
+        ungranted = [
+            prompt
+            for prompt in self._requests
+            if prompt.asked_at is not None and prompt.asked_at < slow
+        ]
+        full = {prompt.decode.worker_id for prompt in ungranted}
+        behind = [
+            prompt
+            for prompt in self._requests
+            if prompt.decode.worker_id in full and not prompt.ticket.entered.is_set()
+        ]
+        return ungranted, behind

@@ -25,12 +25,15 @@ from router.admission_ledger import InFlight, Ledger
 from router.admission_model import Backlog, Forecast, Margin, OutputMeter, forecast
 from router.admission_queue import FairQueue, Waiting
 from router.admission_refusals import AdmissionCounters, Demand, Refusals
+from router.demand import RefusedWork, Totals, Work
 from router.quotas import Charge, Quotas
 from router.tenants import ClassName
 from router.workers import WorkerPool
 
 _RECHECK_S = 0.25
 _UNKNOWN_BLOCK_SIZE = 16
+_MAX_PATIENCE_S = 10.0
+"""A refused request counts as if it had waited for so long at most."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class Admission:
         self.ledger = Ledger(config.prefill_ahead_s, config.load_max_age_s)
         self.margins: defaultdict[ClassName, Margin] = defaultdict(Margin)
         self.counters = AdmissionCounters()
+        self._refused = RefusedWork()
         self._refusals = Refusals(self.counters, rng)
         self._config = config
         self._pool = pool
@@ -121,6 +125,16 @@ class Admission:
         """Requests that wait because no decode worker has room: decode's demand."""
         return self._queue.num_waiting if self._waits_for == "decode" else 0
 
+    def demand(self, has_decode: bool) -> Totals:
+        """What waits here for the workers, or was refused lately. Without decode workers, who
+        would be on the way to prefill waits for them."""
+        role = types_pb2.ROLE_PREFILL if self._waits_for == "prefill" else types_pb2.ROLE_DECODE
+        queue, ledger = self._queue, self.ledger
+        line = Work(queue.num_waiting, queue.num_prompt_tokens, queue.need_blocks)
+        unplaced_role = types_pb2.ROLE_PREFILL if has_decode else types_pb2.ROLE_DECODE
+        refused = self._refused.totals(ledger.pace(), self.clock())
+        return line.waits_for(role) + ledger.unplaced().waits_for(unplaced_role) + refused
+
     async def run(self) -> None:
         """Looks again while requests wait, since reports become too old to go by; until
         cancelled."""
@@ -139,9 +153,11 @@ class Admission:
             ticket = self._enter(demand, num_outputs)
             if ticket is None:
                 ticket = await self._wait(demand, num_outputs)
-        except BaseException:
+        except BaseException as error:
             if charge is not None:
                 self._quotas.settle(charge, 0)
+            if isinstance(error, ResourceExhausted):
+                self._note_refused(demand, num_outputs)
             raise
         ticket.charge = charge
         self.counters.num_admitted += 1
@@ -277,6 +293,13 @@ class Admission:
             blocks_per_s=blocks_per_s or math.inf,
         )
         return forecast(backlog, item.num_tokens)
+
+    def _note_refused(self, demand: Demand, num_outputs: int) -> None:
+        need_blocks = self._in_flight(demand, num_outputs).need_blocks
+        work = Work(1, demand.num_prompt_tokens, need_blocks)
+        limit_s = demand.tenant.service_class.ttft_limit_s or math.inf
+        patience_s = min(limit_s, demand.time_left_s, _MAX_PATIENCE_S)
+        self._refused.note(work, patience_s, self.clock())
 
     async def _take_quota(self, demand: Demand, num_outputs: int) -> Charge:
         try:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 
 from baton.v1 import types_pb2
 from router.admission_model import RatioMeter, SpeedMeter
+from router.demand import Pace, Work
 
 _RESIDENCE_DECAY = 0.95
+_ASSUMED_RESIDENCE_S = 5.0
 ASSUMED_TOKENS_PER_S = 2000.0
 """Of a prefill worker before anything has been measured; only bounds what is sent there."""
 
@@ -150,6 +152,17 @@ class Ledger:
         """Prompt tokens in flight without a first token."""
         unplaced = sum([item.num_tokens for item in self._unplaced])
         return unplaced + sum([worker.tokens for worker in self._prefills.values()])
+
+    def pace(self) -> Pace:
+        """How fast a worker of each role is, assumed where nothing is measured."""
+        s_per_token = max(1, len(self._prefills)) / self._tokens_per_s
+        return Pace(s_per_token, self._residence.value or _ASSUMED_RESIDENCE_S)
+
+    def unplaced(self) -> Work:
+        """Requests that were released and have no workers yet, if there are any."""
+        items = self._unplaced
+        num_tokens = sum([item.num_tokens for item in items])
+        return Work(len(items), num_tokens, sum([item.need_blocks for item in items]))
 
     # Events
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import os
 import random
 import sys
 import uuid
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from core.api_keys import ApiKeys
 from core.errors import StartupError
+from core.http_server import HttpServer
 from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
 from core.redis_client import connect_redis
@@ -25,9 +29,13 @@ from core.tokenizer import Tokenizer
 from router.admission import Admission, AdmissionConfig
 from router.admission_metrics import AdmissionMetrics
 from router.breaker import Breaker
+from router.demand_board import DemandBoard
+from router.demand_metrics import DemandMetrics
+from router.demand_publisher import DemandPublisher, RouterIdentity
 from router.fallback import Fallback, FallbackConfig
 from router.http.app import HttpApi
-from router.http.server import HttpServer
+from router.http.bodies import WriteBatch
+from router.http.protocol import StreamProtocol
 from router.local_prefill import LocalPrefillLimit
 from router.metrics import RouterGauges, RouterMetrics
 from router.placement import Placer
@@ -74,6 +82,7 @@ class Router:
         self._redis = connect_redis(settings.redis_url)
         self._tasks = TaskSet()
         self._is_ready = asyncio.Event()
+        self._is_draining = False
         self._pool = WorkerPool(
             Registry(self._redis),
             PoolConfig(
@@ -123,12 +132,19 @@ class Router:
             rng=rng,
             metrics=RouterMetrics(CollectorRegistry()),
         )
+        self._demand = DemandPublisher(
+            DemandBoard(self._redis),
+            RouterIdentity(router_id, settings.release, limits.served_name, _digest(folder)),
+            self._admission,
+            self._pool,
+        )
         self._table = RequestTable(generation, settings.client_stall_s)
         generation.metrics.registry.register(
             RouterGauges(lambda: self._table.num_running, self._pool)
         )
         generation.metrics.registry.register(AdmissionMetrics(self._admission, self._fallback))
         generation.metrics.registry.register(RoutingMetrics(placer.counters))
+        generation.metrics.registry.register(DemandMetrics(self._demand.own))
         self._server = RpcServer(settings.host, settings.port)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(self._table, generation, folder, settings.request_timeout_s),
@@ -138,7 +154,9 @@ class Router:
         if settings.http_port is not None:
             api = HttpApi(self._table, generation, settings.request_timeout_s)
             app = api.asgi(settings.cors_origins.replace(",", " ").split())
-            self._http = HttpServer(app, settings.host, settings.http_port)
+            self._http = HttpServer(
+                app, settings.host, settings.http_port, partial(StreamProtocol, batch=WriteBatch())
+            )
 
     async def start(self) -> Addresses:
         """Listens and begins to look for workers. Raises StartupError."""
@@ -146,13 +164,25 @@ class Router:
         http = await self._http.start() if self._http is not None else None
         self._tasks.start(self._pool.run())
         self._tasks.start(self._follow_readiness())
-        for part in (self._table, self._tenants, self._quotas, self._admission):
+        for part in (self._table, self._tenants, self._quotas, self._admission, self._demand):
             self._tasks.start(part.run())
         return Addresses(grpc, http)
 
     async def wait_ready(self) -> None:
         """Returns when a worker of each role has been attached."""
         await self._is_ready.wait()
+
+    async def drain(self, grace_s: float) -> None:
+        """Takes no new call; returns when all requests have ended, or after `grace_s`."""
+        if grace_s <= 0:
+            return
+        self._is_draining = True
+        self._tasks.start(self._server.stop(grace_s))
+        if self._http is not None:
+            self._tasks.start(self._http.stop(math.ceil(grace_s)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._table.wait_empty()
 
     async def stop(self) -> None:
         """Ends what is in flight and closes everything within a few seconds.
@@ -171,14 +201,18 @@ class Router:
         """Health is SERVING while there is a worker of each role."""
         while True:
             self._breaker.forget_all_but(link.worker_id for link in self._pool.links)
-            await self._server.set_serving(self._pool.is_ready)
+            if not self._is_draining:
+                await self._server.set_serving(self._pool.is_ready)
             if self._pool.is_ready:
                 self._is_ready.set()
             await self._pool.wait_changed()
 
 
 async def serve(settings: RouterSettings) -> None:
-    """Runs a router until SIGINT or SIGTERM. Prints one `ready` line. Raises StartupError."""
+    """Runs a router until SIGINT or SIGTERM, and until it is drained. Prints one `ready` line.
+
+    Raises StartupError.
+    """
     stop = asyncio.get_running_loop().create_task(wait_for_stop_signal())
     router = Router(settings)
     try:
@@ -191,8 +225,18 @@ async def serve(settings: RouterSettings) -> None:
             sys.stdout.flush()
         ready.cancel()
         await stop
+        await _drain(router, settings.drain_timeout_s)
     finally:
         await router.stop()
+
+
+async def _drain(router: Router, grace_s: float) -> None:
+    """Until it is done, or a second signal comes."""
+    loop = asyncio.get_running_loop()
+    tasks = {loop.create_task(router.drain(grace_s)), loop.create_task(wait_for_stop_signal())}
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
 
 
 def _fallback(settings: RouterSettings, served_name: str) -> Fallback:

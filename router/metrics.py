@@ -1,7 +1,7 @@
 """What a router counts, for Prometheus.
 
 Counters and histograms are filled by requests as they go; gauges are read when asked for.
-Every name is listed and explained where it is defined here; docs/api.md shows the same list.
+docs/metrics.md is made from what is said here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from baton.v1 import types_pb2
+from baton.v1 import inference_pb2, types_pb2
 from core.errors import from_exception, status_of
 from router.outputs import OutputLog
 from router.workers import WorkerPool
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+E2E_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
 ITL_BUCKETS_S = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
@@ -45,7 +46,7 @@ class RouterMetrics:
             registry=registry,
         )
         self._output_tokens = Counter(
-            "baton_output_tokens", "Tokens generated, whatever the outcome", registry=registry
+            "baton_generation_tokens", "Tokens generated, whatever the outcome", registry=registry
         )
         self.ttft = Histogram(
             "baton_time_to_first_token_seconds",
@@ -59,6 +60,25 @@ class RouterMetrics:
             ITL_BUCKETS_S,
         )
         registry.register(self.itl)
+        self._e2e = Histogram(
+            "baton_e2e_request_latency_seconds",
+            "From a request's arrival to its end, of those that ended well",
+            buckets=E2E_BUCKETS_S,
+            registry=registry,
+        )
+        self._tpot = Histogram(
+            "baton_request_time_per_output_token_seconds",
+            "After the first token, time for each of a request's tokens, in the mean; of those "
+            "with one choice that ended well",
+            buckets=ITL_BUCKETS_S,
+            registry=registry,
+        )
+        self._retries = Counter(
+            "baton_request_retries",
+            "Attempts after the first, of requests that ended well: after a failure, or where "
+            "decode gave a sequence back",
+            registry=registry,
+        )
         self.http_responses = Counter(
             "baton_http_responses",
             "HTTP responses by status code; 499 where the client left before",
@@ -73,11 +93,18 @@ class RouterMetrics:
             self._requests.labels("ok").inc()
             self._prompt_tokens.inc(log.outcome.usage.prompt_tokens)
             self._cached_tokens.inc(log.outcome.route.cached_tokens)
+            self._retries.inc(max(0, log.outcome.route.attempts - 1))
+            self._count_times(log, log.outcome.timing)
         elif is_cancelled or log.error is None:
             self._requests.labels("cancelled").inc()
         else:
             code = status_of(from_exception(log.error)).grpc.name
             self._requests.labels(code.lower()).inc()
+
+    def _count_times(self, log: OutputLog, timing: inference_pb2.Timing) -> None:
+        self._e2e.observe(timing.total_s)
+        if len(log.choices) == 1 and log.num_tokens > 1:
+            self._tpot.observe((timing.total_s - timing.ttft_s) / (log.num_tokens - 1))
 
 
 class GapHistogram(Collector):

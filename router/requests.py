@@ -112,6 +112,11 @@ class RequestTable:
                 entry.run.log.fail(Cancelled("the client did not read its answer"))
                 entry.task.cancel()
 
+    async def wait_empty(self) -> None:
+        """Returns when no request runs."""
+        while self._running:
+            await asyncio.wait({entry.task for entry in self._running.values()})
+
     async def close(self) -> None:
         """Cancels every request, waits until they have ended, and takes no new one."""
         self._is_closed = True

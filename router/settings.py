@@ -18,6 +18,11 @@ class RouterSettings(TlsSettings):
     served_model_name: str | None = Field(
         None, description="Name that clients use; the folder's name if not given"
     )
+    release: str = Field(
+        "baton",
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
+        description="This deployment's name, a label of the autoscaling metrics",
+    )
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
     http_port: int | None = Field(
@@ -93,5 +98,11 @@ class RouterSettings(TlsSettings):
     )
     fallback_classes: list[ClassName] = Field(
         ["gold"], description="Classes whose requests may go to the fallback"
+    )
+    drain_timeout_s: float = Field(
+        25.0,
+        ge=0,
+        description="How long after a stop signal answers may take to end; "
+        "a second signal ends it at once",
     )
     worker_poll_s: float = Field(1.0, gt=0, description="How often the registry is read")

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from client import cli_reference
+from router import metrics_reference as router_metrics
+from worker import metrics_reference as worker_metrics
 
 ROOT = Path(__file__).parents[1]
 PROTO = ROOT / "proto"
@@ -38,6 +40,11 @@ def test_stubs_match_the_protos(tmp_path):
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="argparse lays out help anew")
 def test_the_command_reference_matches_the_help():
     assert (ROOT / "docs/cli.md").read_text() == cli_reference.render(), "run `make docs`"
+
+
+def test_the_list_of_metrics_matches_the_code():
+    listed = router_metrics.render() + worker_metrics.render()
+    assert (ROOT / "docs/metrics.md").read_text() == listed, "run `make docs`"
 
 
 def test_every_package_is_in_the_package_list():

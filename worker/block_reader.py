@@ -31,12 +31,16 @@ class BlockReader:
         try:
             await pull.done()
         except BaseException:
+            self._host.counters.num_failed_reads += 1
             pull.abort()
             self._imports.abort(key)
             self._host.tasks.start(self._settle(key, pull))
             raise
         self._imports.end_read(key, len(copies))
-        peer.link.observe(len(copies) * part.num_bytes, self._host.clock() - began_at)
+        num_bytes, elapsed_s = len(copies) * part.num_bytes, self._host.clock() - began_at
+        peer.link.observe(num_bytes, elapsed_s)
+        self._host.counters.num_read_bytes += num_bytes
+        self._host.counters.read_s += elapsed_s
 
     async def _settle(self, key: ImportKey, pull: Pull) -> None:
         """Frees quarantined blocks once nothing can land in them."""

@@ -17,6 +17,7 @@ from core.logs import event
 from engine.batch import SequenceUpdate, StepBatch, StepResult
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, SequenceKey
+from worker.metrics import WorkerCounters
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +61,13 @@ class EngineLoop:
         runner: Runner,
         device: ThreadPoolExecutor,
         after_step: Callable[[], None],
+        counters: WorkerCounters,
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
         self._device = device
         self._after_step = after_step
+        self._counters = counters
         self._wakeup = asyncio.Event()
 
     def add(self, sequence: Sequence) -> None:
@@ -96,6 +99,7 @@ class EngineLoop:
         while True:
             batch = self.scheduler.schedule()
             if preempted := self.scheduler.take_preempted():
+                self._counters.num_preempted += len(preempted)
                 observer.on_preempted(preempted)
             if batch is None:
                 self._wakeup.clear()
@@ -114,6 +118,7 @@ class EngineLoop:
                 loop.call_soon_threadsafe(observer.on_layers, batch, num_layers)
 
         hook = after_layer if boundaries else None
+        began_at = loop.time()
         try:
             result = await loop.run_in_executor(self._device, self._runner.execute, batch, hook)
         except Exception as error:
@@ -121,6 +126,7 @@ class EngineLoop:
             logger.exception("step failed")
             self._fail(batch, observer, error)
             return
+        self._count(batch, result, loop.time() - began_at)
         broken = [
             item.sequence
             for item, token in zip(batch.sequences, result.tokens, strict=True)
@@ -131,6 +137,13 @@ class EngineLoop:
         observer.on_updates(self.scheduler.postprocess(batch, result))
         for sequence in broken:
             observer.on_failed(sequence, InternalError("the model's logits are not finite"))
+
+    def _count(self, batch: StepBatch, result: StepResult, elapsed_s: float) -> None:
+        counters = self._counters
+        counters.num_steps += 1
+        counters.step_s += elapsed_s
+        counters.num_step_tokens += batch.num_tokens
+        counters.num_sampled_tokens += len(result.tokens) - result.tokens.count(None)
 
     def _fail(self, batch: StepBatch, observer: StepObserver, error: Exception) -> None:
         sequences = [item.sequence for item in batch.sequences]

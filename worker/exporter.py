@@ -50,7 +50,7 @@ class Exporter:
             room = max(0, self._max_lent - self.exports.num_lent_blocks)
             if held[:room]:
                 self.exports.lend(key, held[:room])
-                self.note_exports()
+                self.note_opened()
         block_ids = self.exports.trusted_blocks(key)
         plan = DigestPlan(request.digest_every, request.digest_offset)
         verified = [block_ids[index] for index in plan.indices(0, len(block_ids))]
@@ -75,8 +75,10 @@ class Exporter:
         expired = self.exports.reap()
         for export in expired:
             event(logger, logging.WARNING, "export_expired", request_id=export.key[0])
+        self._host.counters.num_expired_exports += len(expired)
         return expired
 
-    def note_exports(self) -> None:
-        """Tells the transport, at once when one more is open: readers may need its help."""
+    def note_opened(self) -> None:
+        """One more is open: tells the transport at once, since readers may need its help."""
+        self._host.counters.num_exports += 1
         self._host.transport.set_num_exports(self.exports.num_open)

@@ -29,6 +29,7 @@ from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity, PeerDirectory
 from worker.convert import stats_to_proto
 from worker.engine_loop import EngineLoop, StepObserver
+from worker.metrics import WorkerCounters, WorkerFigures
 from worker.outputs import OutputHub
 from worker.requests import RequestKey
 from worker.settings import WorkerSettings
@@ -69,6 +70,9 @@ class RoleService(ABC, StepObserver):
 
     def refuse_waiting(self, error: BatonError) -> None:
         """Fails the requests that have no blocks yet: they will not get any here."""
+
+    def hand_over(self) -> None:
+        """Gives back to the routers what they can go on with elsewhere."""
 
     @abstractmethod
     def on_room(self) -> None:
@@ -113,12 +117,17 @@ class WorkerHost:
         self.identity = parts.identity
         self.clock = time.monotonic
         self.tasks = TaskSet()
+        self.counters = WorkerCounters()
         self.state: types_pb2.WorkerState.ValueType = types_pb2.WORKER_STATE_STARTING
         self.address = ""
         self.peers = PeerDirectory(parts.identity, parts.transport, parts.tls)
         self.hub = OutputHub(lambda: (self.load(), self.state), self._on_router_lost)
         self.loop = EngineLoop(
-            parts.engine.scheduler, parts.engine.runner, parts.device, self._after_step
+            parts.engine.scheduler,
+            parts.engine.runner,
+            parts.device,
+            self._after_step,
+            self.counters,
         )
         self._redis = connect_redis(settings.redis_url)
         self._registry = Registry(self._redis)
@@ -130,6 +139,7 @@ class WorkerHost:
             parts.engine.pool.held_hashes,
         )
         self._is_exhausted = False
+        self._is_draining = False
         self._service: RoleService | None = None
         self.vital: list[asyncio.Task[None]] = []
         """Tasks without which the worker is of no use; they end only by failing."""
@@ -160,6 +170,20 @@ class WorkerHost:
             self.tasks.start(self._index.run()),
         ]
         event(logger, logging.INFO, "ready", worker_id=self.identity.worker_id, address=address)
+
+    async def begin_draining(self) -> None:
+        """Takes no new request from now on, and tells everybody."""
+        self._is_draining = True
+        await self._update_state()
+        with contextlib.suppress(Unavailable):
+            await self._registry.publish(self.record())
+
+    async def _update_state(self) -> None:
+        takes_work = not (self._is_draining or self._is_exhausted)
+        ready, draining = types_pb2.WORKER_STATE_READY, types_pb2.WORKER_STATE_DRAINING
+        self.state = ready if takes_work else draining
+        self.hub.report()
+        await self._set_serving(takes_work)
 
     async def stop(self) -> None:
         """Leaves the registry, ends every request, and frees what they hold."""
@@ -203,9 +227,7 @@ class WorkerHost:
             self._is_exhausted = is_over
             name = "quarantine_over_bound" if is_over else "quarantine_within_bound"
             event(logger, logging.ERROR, name, quarantined=stats.quarantined, total=stats.total)
-            ready, draining = types_pb2.WORKER_STATE_READY, types_pb2.WORKER_STATE_DRAINING
-            self.state = draining if is_over else ready
-            await self._set_serving(not is_over)
+            await self._update_state()
             if is_over:
                 self.service.refuse_waiting(Unavailable("this worker is about to restart"))
         elif is_over and not self.engine.scheduler.has_work:
@@ -231,6 +253,20 @@ class WorkerHost:
         load = self.service.load()
         load.blocks.CopyFrom(stats_to_proto(self.engine.pool.stats()))
         return load
+
+    def figures(self) -> WorkerFigures:
+        """What a scrape of the metrics tells."""
+        return WorkerFigures(
+            load=self.load(),
+            counters=self.counters,
+            is_ready=self.state == types_pb2.WORKER_STATE_READY,
+            info={
+                "worker": self.identity.worker_id,
+                "role": types_pb2.Role.Name(self.service.role).removeprefix("ROLE_").lower(),
+                "model_digest": self.identity.fingerprint.model,
+                "kv_transport": self.transport.name,
+            },
+        )
 
     def record(self) -> types_pb2.WorkerRecord:
         """This worker's entry in the registry."""

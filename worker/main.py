@@ -6,10 +6,12 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from baton.v1 import types_pb2
+from core.http_server import HttpServer
 from core.logs import configure, event
 from core.model_folder import model_digest, resolve_model
 from core.rpc import RpcServer, run_service, settle_heap, wait_for_stop_signal
@@ -21,7 +23,9 @@ from kvtransfer.base import MemoryRegion, Transport
 from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity
 from kvtransfer.select import make_transport
+from worker.drain import drain
 from worker.host import Parts, RoleService, WorkerHost
+from worker.metrics import metrics_app
 from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -53,28 +57,48 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None
         identity = Identity(settings.worker_id, epoch, fingerprint)
         await transport.start()
         parts = Parts(engine, device, transport, BlockDigests(region), identity, tls)
-        server = RpcServer(settings.host, settings.port, tls, settings.health_port)
+        server = RpcServer(settings.host, settings.port, tls)
         host = WorkerHost(settings, parts, server.set_serving)
         host.install(make_service(host), server.grpc_server)
+        metrics = _metrics_server(settings, host)
         try:
+            metrics_address = await metrics.start() if metrics is not None else None
             address = await server.start(["baton.v1.Worker", *host.service.grpc_services])
             await server.set_serving(True)
             host.start(_advertised(settings, address))
             settle_heap()
-            sys.stdout.write(f"ready grpc={address} worker_id={settings.worker_id}\n")
+            shown = f" metrics={metrics_address}" if metrics_address else ""
+            sys.stdout.write(f"ready grpc={address} worker_id={settings.worker_id}{shown}\n")
             sys.stdout.flush()
-            await _wait_for_end(host)
+            await _wait_for_end(host, settings.drain_timeout_s)
         finally:
             await server.set_serving(False)
             await host.stop()
             await server.stop(STOP_GRACE_S)
+            if metrics is not None:
+                await metrics.stop()
 
 
-async def _wait_for_end(host: WorkerHost) -> None:
-    """Until a signal, or until a part fails without which the worker is of no use."""
-    stop = asyncio.ensure_future(wait_for_stop_signal())
-    await asyncio.wait({stop, *host.vital}, return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
+def _metrics_server(settings: WorkerSettings, host: WorkerHost) -> HttpServer | None:
+    if settings.metrics_port is None:
+        return None
+    return HttpServer(metrics_app(host.figures), settings.host, settings.metrics_port)
+
+
+async def _wait_for_end(host: WorkerHost, drain_timeout_s: float) -> None:
+    """Until a signal, and then until nothing is left to do or a second one.
+
+    Raises what ends a part without which the worker is of no use.
+    """
+    await _first_of(host, wait_for_stop_signal())
+    await _first_of(host, wait_for_stop_signal(), drain(host, drain_timeout_s))
+
+
+async def _first_of(host: WorkerHost, *coroutines: Coroutine[Any, Any, None]) -> None:
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    await asyncio.wait({*tasks, *host.vital}, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
     for task in host.vital:
         if task.done():
             task.result()

@@ -157,6 +157,11 @@ class OutputHub:
             del self._streams[router_id]
             self._on_router_lost(router_id)
 
+    def report(self) -> None:
+        """Tells every router load and state now."""
+        for stream in self._streams.values():
+            stream.changed.set()
+
     def close(self) -> None:
         """Ends every stream."""
         for router_id, stream in list(self._streams.items()):

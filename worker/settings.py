@@ -25,11 +25,11 @@ class WorkerSettings(TlsSettings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     advertise_host: str = Field("", description="Address that peers use; default: --host.")
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    health_port: int | None = Field(
+    metrics_port: int | None = Field(
         None,
-        ge=1,
+        ge=0,
         le=65535,
-        description="Port for health checks alone, never encrypted: for probes when TLS is on.",
+        description="Port of Prometheus' metrics (HTTP) and of /health; 0 takes a free one.",
     )
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
@@ -103,6 +103,13 @@ class WorkerSettings(TlsSettings):
     )
     max_export_share: float = Field(
         0.9, gt=0, le=1, description="Share of the pool that exports may pin."
+    )
+
+    drain_timeout_s: float = Field(
+        25.0,
+        ge=0,
+        description="How long after a stop signal what runs may take to end or to go on "
+        "elsewhere; a second signal ends it at once.",
     )
 
     def engine_config(self, model_path: Path) -> EngineConfig:

@@ -12,7 +12,6 @@ from core.rpc import RpcServer, open_channel
 from core.settings import load_settings
 from core.tls import TlsSettings, load_tls
 from tests.pki import Authority, identity
-from tests.redis_server import free_port
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -29,8 +28,8 @@ async def health(channel):
         return reply.status
 
 
-async def started(tls, health_port=None):
-    server = RpcServer("127.0.0.1", 0, tls, health_port)
+async def started(tls):
+    server = RpcServer("127.0.0.1", 0, tls)
     address = await server.start([])
     await server.set_serving(True)
     return server, address
@@ -66,15 +65,6 @@ async def test_a_server_without_the_deployments_name_is_not_called(tmp_path, aut
     server, address = await started(identity(tmp_path / "a", authority, name="other"))
     with pytest.raises(grpc.aio.AioRpcError):
         await health(open_channel(address, identity(tmp_path / "b", authority)))
-    await server.stop(0)
-
-
-async def test_probes_may_ask_for_health_in_plain_text_and_for_nothing_else(tmp_path, authority):
-    port = free_port()
-    server, _ = await started(identity(tmp_path / "a", authority), health_port=port)
-    assert await health(open_channel(f"127.0.0.1:{port}")) == SERVING
-    await server.set_serving(False)
-    assert await health(open_channel(f"127.0.0.1:{port}")) != SERVING
     await server.stop(0)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prefill_svc import service as prefill_service
 from tests import tiny_models
 from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, pair
@@ -49,6 +50,23 @@ async def test_decode_reports_requests_whose_kv_is_still_to_come(folder: Path) -
         load = both.decode.load
         assert (load.requests, load.pending_blocks) == (2, 10)
         for name in ("long", "waits"):
+            both.abort(name)
+
+
+async def test_what_waits_for_room_on_decode_is_told_apart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_service, "QUICK_GRANT_S", 0.0)
+    few = {"max_num_batched_tokens": 160}
+    async with pair(folder, prefill=few, decode={"num_gpu_blocks_override": 16}) as both:
+        await fill_decode(both)
+        for name, num_tokens in (("asks", 150), ("asks-too", 150), ("behind", 140)):
+            await both.send(both.dispatch(make_prompt(num_tokens), name))
+        await until(lambda: both.prefill.load.held_tokens == 150 + 150 + 140)
+        held = both.prefill.load
+        assert (held.held_requests, held.held_blocks) == (1, 9)
+        assert both.decode.load.held_blocks == 10 + 10
+        for name in ("long", "asks", "asks-too", "behind"):
             both.abort(name)
 
 

@@ -406,6 +406,9 @@ class Load(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     PENDING_BLOCKS_FIELD_NUMBER: _builtins.int
     PREFILL_S_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    HELD_REQUESTS_FIELD_NUMBER: _builtins.int
+    HELD_TOKENS_FIELD_NUMBER: _builtins.int
+    HELD_BLOCKS_FIELD_NUMBER: _builtins.int
     queue_depth: _builtins.int
     """requests that wait to be computed"""
     running: _builtins.int
@@ -420,6 +423,14 @@ class Load(_message.Message):
     """decode: what requests need that have no blocks yet"""
     prefill_s_per_token: _builtins.float
     """What a prompt token takes in a step now; 0 as long as nothing is known."""
+    held_requests: _builtins.int
+    """What waits for room on decode is decode's demand, wherever it waits. Prefill: of
+    queue_depth, prompts behind one that has been waiting for a grant.
+    """
+    held_tokens: _builtins.int
+    """prefill: of queued_tokens, of held requests and of ungranted ones"""
+    held_blocks: _builtins.int
+    """prefill: for held_requests; decode: for those that wait for room"""
     @_builtins.property
     def blocks(self) -> Global___BlockStats: ...
     def __init__(
@@ -434,10 +445,13 @@ class Load(_message.Message):
         requests: _builtins.int = ...,
         pending_blocks: _builtins.int = ...,
         prefill_s_per_token: _builtins.float = ...,
+        held_requests: _builtins.int = ...,
+        held_tokens: _builtins.int = ...,
+        held_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "exports", b"exports", "imports", b"imports", "pending_blocks", b"pending_blocks", "prefill_s_per_token", b"prefill_s_per_token", "queue_depth", b"queue_depth", "queued_tokens", b"queued_tokens", "requests", b"requests", "running", b"running"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "exports", b"exports", "held_blocks", b"held_blocks", "held_requests", b"held_requests", "held_tokens", b"held_tokens", "imports", b"imports", "pending_blocks", b"pending_blocks", "prefill_s_per_token", b"prefill_s_per_token", "queue_depth", b"queue_depth", "queued_tokens", b"queued_tokens", "requests", b"requests", "running", b"running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -496,3 +510,59 @@ class WorkerRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerRecord: _TypeAlias = WorkerRecord  # noqa: Y015
+
+@_typing.final
+class RouterDemand(_message.Message):
+    """What a router adds to its deployment's demand: work that no worker knows of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    PREFILL_PROMPTS_FIELD_NUMBER: _builtins.int
+    PREFILL_QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
+    DECODE_SEQUENCES_FIELD_NUMBER: _builtins.int
+    DECODE_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_PREFILL_FIELD_NUMBER: _builtins.int
+    NUM_DECODE_FIELD_NUMBER: _builtins.int
+    REPORTED_AT_S_FIELD_NUMBER: _builtins.int
+    router_id: _builtins.str
+    release: _builtins.str
+    """the deployment's name"""
+    model: _builtins.str
+    """the served name"""
+    model_digest: _builtins.str
+    """as in its workers' fingerprints"""
+    prefill_prompts: _builtins.float
+    prefill_queued_tokens: _builtins.float
+    decode_sequences: _builtins.float
+    decode_blocks: _builtins.float
+    num_prefill: _builtins.int
+    """workers that this router can use"""
+    num_decode: _builtins.int
+    reported_at_s: _builtins.float
+    """unix time"""
+    def __init__(
+        self,
+        *,
+        router_id: _builtins.str = ...,
+        release: _builtins.str = ...,
+        model: _builtins.str = ...,
+        model_digest: _builtins.str = ...,
+        prefill_prompts: _builtins.float = ...,
+        prefill_queued_tokens: _builtins.float = ...,
+        decode_sequences: _builtins.float = ...,
+        decode_blocks: _builtins.float = ...,
+        num_prefill: _builtins.int = ...,
+        num_decode: _builtins.int = ...,
+        reported_at_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_blocks", b"decode_blocks", "decode_sequences", b"decode_sequences", "model", b"model", "model_digest", b"model_digest", "num_decode", b"num_decode", "num_prefill", b"num_prefill", "prefill_prompts", b"prefill_prompts", "prefill_queued_tokens", b"prefill_queued_tokens", "release", b"release", "reported_at_s", b"reported_at_s", "router_id", b"router_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterDemand: _TypeAlias = RouterDemand  # noqa: Y015

@@ -3,7 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
-from router.http.server import ChunkedBody, WriteBatch
+from router.http.bodies import ChunkedBody, WriteBatch
 
 
 def cycle(written, name="", *, write_paused=False):

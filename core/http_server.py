@@ -1,0 +1,84 @@
+"""uvicorn in a service's own event loop: listens, serves the application, stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from core.errors import StartupError
+
+_KEEP_ALIVE_S = 75
+_STOP_GRACE_S = 2
+_BACKLOG = 2048
+
+
+class HttpServer:
+    """Serves `app` on `host`, over TLS with a context. Raises StartupError from `start`."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        protocol: Callable[..., asyncio.Protocol] = HttpToolsProtocol,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._host = host
+        self._port = port
+        config = uvicorn.Config(
+            app,
+            http=protocol,  # type: ignore[arg-type]
+            ssl_context_factory=None if tls is None else (lambda *_: tls),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_STOP_GRACE_S,
+        )
+        self._server = _EmbeddedServer(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Listens and returns `host:port`; port 0 takes a free one."""
+        is_ipv6 = ":" in self._host
+        shown_host = f"[{self._host}]" if is_ipv6 else self._host
+        try:
+            listener = socket.create_server(
+                (self._host, self._port),
+                family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+                backlog=_BACKLOG,
+            )
+        except OSError as error:
+            reason = error.strerror or error
+            raise StartupError(f"cannot listen on {shown_host}:{self._port}: {reason}") from error
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._serving = loop.create_task(self._server.serve(sockets=[listener]))
+        # A connection made before uvicorn accepts waits in the backlog.
+        return f"{shown_host}:{listener.getsockname()[1]}"
+
+    async def stop(self, grace_s: int = _STOP_GRACE_S) -> None:
+        """Takes no new connection, and ends those that are open after `grace_s`."""
+        self._server.config.timeout_graceful_shutdown = grace_s
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving
+
+
+class _EmbeddedServer(uvicorn.Server):
+    """One that leaves signals to the process that it is a part of."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
