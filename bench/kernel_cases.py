@@ -34,7 +34,7 @@ class Errors:
     kernel: float
     eager: float
     rounding: float
-    """Half a unit in the last place of the largest result."""
+    """A unit in the last place of the largest result."""
 
     @property
     def is_within(self) -> bool:
@@ -43,10 +43,13 @@ class Errors:
     @classmethod
     def of(cls, kernel: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> Errors:
         kernel, eager, exact = kernel.cpu().double(), eager.cpu(), exact.cpu()
-        rounding = float(exact.abs().max()) * torch.finfo(eager.dtype).eps / 2
-        errors = [float((each.double() - exact).abs().nan_to_num(torch.inf).max())
-                  for each in (kernel, eager)]
-        return cls(*errors, rounding)
+        rounding = float(exact.abs().max()) * torch.finfo(eager.dtype).eps
+        return cls(_distance(kernel, exact), _distance(eager.double(), exact), rounding)
+
+
+def _distance(values: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest difference; infinite where one is not a number."""
+    return float((values - exact).abs().nan_to_num(torch.inf).max())
 
 
 @dataclass(frozen=True)
@@ -142,8 +145,9 @@ class RotaryCase:
         positions = torch.arange(len(self.slots)) * 1000
         rope = Rope(RopeConfig(self.head_dim, 10000.0), device)
         cache = self._cache(self.dtype, device)
-        own = [weight.to(device) for weight in weights]
-        norms = HeadNorms(*own, 1e-6) if self.has_norms else None
+        norms = None
+        if self.has_norms:
+            norms = HeadNorms(weights[0].to(device), weights[1].to(device), 1e-6)
         slots = torch.tensor(self.slots, device=device)
         rows = RotaryRows(*rope.half_angles(positions.to(device)), slots)
         query = rotate_and_write(qkv.clone().to(device), cache.layer(1), rows, norms)
@@ -167,8 +171,8 @@ class RotaryCase:
         dtype: torch.dtype,
     ) -> torch.Tensor:
         heads = qkv.to(dtype).view(len(qkv), -1, self.head_dim)
-        query, keys, values = heads.split(
-            [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1
+        query, keys, values = torch.split(
+            heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1
         )
         if self.has_norms:
             query, keys = (
@@ -285,8 +289,6 @@ def attention_sweep(dtypes: Sequence[torch.dtype]) -> list[AttentionCase]:
         for head_dim in (16, 24, 64, 80, 96, 128, 192, 256)
         for num_heads, num_kv_heads in heads
     ]
-
-
 
 
 def random(seed: int, *shape: int) -> torch.Tensor:

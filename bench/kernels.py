@@ -62,9 +62,7 @@ class Launch:
                 constants[(index,)] = value
                 continue
             signature[parameter.name] = _type_of(value)
-            if not isinstance(value, int | float) or (
-                isinstance(value, int) and value % 16 == 0
-            ):
+            if not isinstance(value, int | float) or (isinstance(value, int) and value % 16 == 0):
                 attributes[(index,)] = [["tt.divisibility", 16]]
         return ASTSource(self.kernel, signature, constants, attributes)
 
@@ -194,12 +192,12 @@ def _prefill_of(shape: ModelShape) -> Callable[[], object]:
 def _rows_of(shape: ModelShape) -> Callable[[], object]:
     def run() -> None:
         half = shape.head_dim // 2
-        angles = [_meta(8, half, dtype=torch.float32) for _ in range(2)]
-        rows = RotaryRows(*angles, _meta(8, dtype=torch.int64))
+        angles = _meta(8, half, dtype=torch.float32)
+        rows = RotaryRows(angles, angles, _meta(8, dtype=torch.int64))
         num_all = shape.num_heads + 2 * shape.num_kv_heads
         qkv = _meta(8, num_all * shape.head_dim, dtype=shape.dtype)
-        weights = [_meta(shape.head_dim, dtype=shape.dtype) for _ in range(2)]
-        for norms in (None, HeadNorms(*weights, 1e-6)):
+        weights = _meta(shape.head_dim, dtype=shape.dtype)
+        for norms in (None, HeadNorms(weights, weights, 1e-6)):
             rotate_and_write(qkv, _cache_of(shape), rows, norms)
         hidden = _meta(8, shape.hidden_size, dtype=shape.dtype)
         weight = _meta(shape.hidden_size, dtype=shape.dtype)
@@ -245,8 +243,7 @@ def main() -> int:
         )
     spilled = sum(usage.spilled_bytes for usage in usages)
     too_large = sum(
-        usage.shared_bytes > SHARED_LIMITS[job[2]]
-        for job, usage in zip(jobs, usages, strict=True)
+        usage.shared_bytes > SHARED_LIMITS[job[2]] for job, usage in zip(jobs, usages, strict=True)
     )
     reporter.check("bytes spilled, all kernels", spilled, "bytes", "== 0")
     reporter.check("kernels with too much shared memory", too_large, "kernels", "== 0")

@@ -77,6 +77,19 @@ class WorkerSettings(Settings):
         1024, ge=1, description="Tokens from which on a prompt counts as long."
     )
 
+    graph_mode: Literal[
+        "auto", "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"
+    ] = Field(
+        "auto",
+        description="Which steps of a GPU are recorded as CUDA graphs; auto: FULL_DECODE_ONLY. "
+        "On a CPU, auto is NONE, and the others only pad the steps, for tests.",
+    )
+    capture_sizes: list[int] | None = Field(
+        None,
+        description="Tokens of the graphs, as a JSON list; default: 1, 2, 4, 8, 16, 24 and so on "
+        "up to --max-num-seqs. Larger steps run without a graph.",
+    )
+
     lease_s: float = Field(10.0, gt=0, description="Life of exported blocks without renewal.")
     max_lease_s: float = Field(60.0, gt=0, description="Life of exported blocks at most.")
     max_recompute_tokens: int = Field(
@@ -117,6 +130,8 @@ class WorkerSettings(Settings):
             max_num_partial_prefills=self.max_num_partial_prefills,
             max_long_partial_prefills=self.max_long_partial_prefills,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
+            graph_mode=self.graph_mode,
+            capture_sizes=None if self.capture_sizes is None else tuple(self.capture_sizes),
         )
 
     def digest_plan(self) -> DigestPlan:

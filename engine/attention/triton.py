@@ -73,16 +73,14 @@ class TritonStep(StepAttention):
         self.layer_cache(layer)[blocks, :, :, offsets] = key_value[kept]
         return self.attend_written(layer, query, window)
 
-    def attend_written(
-        self, layer: int, query: torch.Tensor, window: int | None
-    ) -> torch.Tensor:
+    def attend_written(self, layer: int, query: torch.Tensor, window: int | None) -> torch.Tensor:
         """Attention [T, num_heads * head_dim] of [T, num_heads, head_dim], KV being written."""
         decode, prefill = self.plan.decode, self.plan.prefill
         layer_cache = self.layer_cache(layer)
         if prefill is None:
             assert decode is not None
             return decode_attention(query, layer_cache, decode, window, self._num_splits)
-        output = query.new_empty(len(query), query.shape[1] * query.shape[2])
+        output = query.new_zeros(len(query), query.shape[1] * query.shape[2])
         if decode is not None:
             num_rows = len(decode.lengths)
             output[:num_rows] = decode_attention(
@@ -94,6 +92,8 @@ class TritonStep(StepAttention):
 
 class TritonAttention(AttentionBackend):
     """Plans steps of any composition."""
+
+    reads_masked_keys = False
 
     def __init__(self, cache: KVCache, settings: TritonSettings) -> None:
         self.cache = cache
@@ -129,9 +129,7 @@ class TritonAttention(AttentionBackend):
         lengths = torch.tensor([chunk.end for chunk in chunks], dtype=torch.int32)
         return DecodeRows(on_device(table_of(chunks), device), on_device(lengths, device))
 
-    def _prefill_rows(
-        self, chunks: Sequence[SequenceChunk], first_row: int
-    ) -> PrefillRows | None:
+    def _prefill_rows(self, chunks: Sequence[SequenceChunk], first_row: int) -> PrefillRows | None:
         if not chunks:
             return None
         counts = [chunk.num_tokens for chunk in chunks]

@@ -75,10 +75,7 @@ def decode_kernel(
     is_real = (heads < GROUP)[:, None] & (dims < HEAD_DIM)[None]
     head_rows = kv_head * GROUP + heads
     query = tl.load(
-        query_ptr
-        + row.to(tl.int64) * query_stride
-        + head_rows[:, None] * HEAD_DIM
-        + dims[None],
+        query_ptr + row.to(tl.int64) * query_stride + head_rows[:, None] * HEAD_DIM + dims[None],
         mask=is_real,
         other=0.0,
     )
@@ -96,7 +93,7 @@ def decode_kernel(
         mask = is_read[:, None] & (dims < HEAD_DIM)[None]
         tile_keys = tl.load(key_ptr + offsets, mask=mask, other=0.0)
         values = tl.load(value_ptr + offsets, mask=mask, other=0.0)
-        scores = tl.dot(query, tile_keys.T, input_precision="ieee") * scale_log2
+        scores = tl.dot(query, tile_keys.T, input_precision="tf32x3") * scale_log2
         scores = tl.where(is_read[None], scores, float("-inf"))
         weighted, maxima, sums = softmax_step(scores, values, weighted, maxima, sums)
     results = row.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head_rows

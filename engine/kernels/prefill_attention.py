@@ -15,9 +15,6 @@ import triton.language as tl
 
 from engine.kernels.tiles import AttentionShape, key_rows, softmax_step
 
-_TILE_ROWS = 64
-_TILE_ROWS_SMALL_TYPES = 128
-
 
 @dataclass(frozen=True)
 class PrefillRows:
@@ -37,7 +34,7 @@ class PrefillRows:
 
 def tile_tokens(shape: AttentionShape) -> int:
     """Tokens of one tile."""
-    return _tile_rows(shape) // triton.next_power_of_2(shape.group)
+    return _tile_rows(shape) // int(triton.next_power_of_2(shape.group))
 
 
 def cut_into_tiles(num_tokens: Sequence[int], size: int) -> list[tuple[int, int]]:
@@ -50,10 +47,9 @@ def cut_into_tiles(num_tokens: Sequence[int], size: int) -> list[tuple[int, int]
 
 
 def _tile_rows(shape: AttentionShape) -> int:
-    rows = _TILE_ROWS if shape.dtype.itemsize > 2 or shape.tile_dim > 128 else (
-        _TILE_ROWS_SMALL_TYPES
-    )
-    return max(rows, triton.next_power_of_2(shape.group))
+    """Rows of a tile: as many as registers hold beside the running result."""
+    rows = 32 if shape.dtype.itemsize > 2 else 64 if shape.tile_dim > 128 else 128
+    return max(rows, int(triton.next_power_of_2(shape.group)))
 
 
 @triton.jit
@@ -118,7 +114,7 @@ def prefill_kernel(
         mask = is_read[:, None] & (dims < HEAD_DIM)[None]
         tile_keys = tl.load(key_ptr + offsets, mask=mask, other=0.0)
         values = tl.load(value_ptr + offsets, mask=mask, other=0.0)
-        scores = tl.dot(query, tile_keys.T, input_precision="ieee") * scale_log2
+        scores = tl.dot(query, tile_keys.T, input_precision="tf32x3") * scale_log2
         is_seen = key_positions[None] <= positions[:, None]
         if WINDOW:
             is_seen &= key_positions[None] > positions[:, None] - WINDOW
@@ -167,6 +163,6 @@ def prefill_attention(
         TILE_GROUP=triton.next_power_of_2(shape.group),
         TILE_DIM=shape.tile_dim,
         TILE_KEYS=shape.tile_keys,
-        num_warps=8 if _tile_rows(shape) >= _TILE_ROWS_SMALL_TYPES else 4,
+        num_warps=8 if _tile_rows(shape) > 64 else 4,
         num_stages=shape.num_stages,
     )

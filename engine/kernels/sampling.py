@@ -57,8 +57,14 @@ def _masses(logits, ids, maximum, inverse_temperature, SIZE: tl.constexpr):
 
 @triton.jit
 def _value_at(
-    row_ptr, target, maximum, inverse_temperature, COUNTS: tl.constexpr, SIZE: tl.constexpr,
-    BITS: tl.constexpr, TILE: tl.constexpr,
+    row_ptr,
+    target,
+    maximum,
+    inverse_temperature,
+    COUNTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BITS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """The largest ordered value such that tokens of it or above weigh `target` or more.
 
@@ -89,7 +95,12 @@ def _value_at(
 
 @triton.jit
 def _weigh(
-    row_ptr, value, maximum, inverse_temperature, SIZE: tl.constexpr, BITS: tl.constexpr,
+    row_ptr,
+    value,
+    maximum,
+    inverse_temperature,
+    SIZE: tl.constexpr,
+    BITS: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Above `value`: number of tokens and their mass; of `value`: their number, one's mass."""
@@ -107,7 +118,7 @@ def _weigh(
         is_equal = (values == value) & (ids < SIZE)
         num_equal += tl.sum(is_equal.to(tl.int64), 0)
         unit = tl.maximum(unit, tl.max(tl.where(is_equal, masses, 0.0), 0))
-    return count, mass, num_equal, unit.to(tl.float64)
+    return count, mass, num_equal, unit
 
 
 @triton.jit
@@ -127,9 +138,7 @@ def _nth_equal(row_ptr, value, nth, SIZE: tl.constexpr, BITS: tl.constexpr, TILE
 
 
 @triton.jit
-def _mass_of(
-    row_ptr, limit, maximum, inverse_temperature, SIZE: tl.constexpr, TILE: tl.constexpr
-):
+def _mass_of(row_ptr, limit, maximum, inverse_temperature, SIZE: tl.constexpr, TILE: tl.constexpr):
     """The sum of all masses of at least `limit`."""
     total = tl.zeros([], tl.float64)
     for start in range(0, SIZE, TILE):
@@ -210,20 +219,21 @@ def sample_kernel(
     count, above, num_equal, unit = _weigh(row_ptr, cut, maximum, inverse, SIZE, BITS, TILE)
     num_kept = tl.where(has_top_k, top_k - count, 0)
     if top_p < 1.0:
-        target = tl.maximum((above + num_kept * unit) * top_p, 1e-300)
+        target = tl.maximum((above + num_kept * unit.to(tl.float64)) * top_p, 1e-300)
         value = _value_at(row_ptr, target, maximum, inverse, False, SIZE, BITS, TILE)
         count, above, num_equal, unit = _weigh(row_ptr, value, maximum, inverse, SIZE, BITS, TILE)
-        num_needed = tl.maximum(tl.ceil((target - above) / unit).to(tl.int64), 1)
+        num_needed = tl.ceil((target - above).to(tl.float32) / unit).to(tl.int64)
+        num_needed = tl.maximum(num_needed, 1)
         num_kept = tl.minimum(num_needed, tl.where(value == cut, num_kept, num_equal))
         cut = value
-    total = above + num_kept * unit
+    total = above + num_kept * unit.to(tl.float64)
     if unit < min_p:
         total = _mass_of(row_ptr, min_p, maximum, inverse, SIZE, TILE)
     target = number * total
     value = _value_at(row_ptr, target, maximum, inverse, False, SIZE, BITS, TILE)
     count, above, num_equal, unit = _weigh(row_ptr, value, maximum, inverse, SIZE, BITS, TILE)
     num_equal = tl.where(value == cut, num_kept, num_equal)
-    nth = tl.minimum(((target - above) / unit).to(tl.int64), num_equal - 1)
+    nth = tl.minimum(((target - above).to(tl.float32) / unit).to(tl.int64), num_equal - 1)
     token = _nth_equal(row_ptr, value, tl.maximum(nth, 0), SIZE, BITS, TILE)
     tl.store(token_ptr + row, token)
 

@@ -35,13 +35,17 @@ class AttentionShape:
 
     @property
     def tile_dim(self) -> int:
-        return max(MIN_DOT, triton.next_power_of_2(self.head_dim))
+        return max(MIN_DOT, int(triton.next_power_of_2(self.head_dim)))
 
     @property
     def tile_keys(self) -> int:
-        """Keys in a tile: 16 KiB of them, so that tiles in flight fit the shared memory."""
+        """Keys in a tile: 16 KiB of them, so that tiles in flight fit the shared memory.
+
+        Products of float32 are made of three of tf32, which takes registers: small tiles.
+        """
         keys = _TILE_BYTES // (self.tile_dim * self.dtype.itemsize)
-        return min(64, max(MIN_DOT, keys))
+        most = 64 if self.dtype.itemsize == 2 else MIN_DOT
+        return min(most, max(MIN_DOT, keys))
 
     @property
     def num_stages(self) -> int:
@@ -74,5 +78,5 @@ def softmax_step(scores, values, weighted, maxima, sums):
     rescale = tl.exp2(maxima - finite)
     sums = sums * rescale + tl.sum(weights, 1)
     weighted = weighted * rescale[:, None]
-    weighted = tl.dot(weights.to(values.dtype), values, weighted, input_precision="ieee")
+    weighted = tl.dot(weights.to(values.dtype), values, weighted, input_precision="tf32x3")
     return weighted, new_maxima, sums

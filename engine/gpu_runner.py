@@ -1,0 +1,101 @@
+"""Puts a GPU's runner together, its graphs recorded; and how much memory graphs will take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+
+from engine.attention.triton import TritonAttention, TritonSettings
+from engine.decoder import DecoderWeights
+from engine.device_sampler import DeviceSampler
+from engine.graphs import GraphDispatcher, GraphOptions
+from engine.kv_cache import BlockShape, KVCache
+from engine.model_config import ModelConfig
+from engine.runner import GraphPath, ModelRunner
+from engine.triton_decoder import TritonDecoder
+from engine.triton_graphs import CudaRecorder, GraphModel, RecordedSteps, Recorder
+
+Progress = Callable[[str], None]
+
+
+class GpuModel:
+    """A model whose weights lie on a GPU, before and after there is a KV cache for it."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        shape: BlockShape,
+        max_model_len: int,
+        options: GraphOptions,
+    ) -> None:
+        self._decoder = TritonDecoder(config, weights)
+        self._shape = shape
+        self._max_model_len = max_model_len
+        self._options = options
+        self._dispatcher = GraphDispatcher(options)
+
+    def graph_bytes(self) -> int:
+        """Memory that all graphs will take, estimated by recording those of two sizes.
+
+        They run over a cache of one block, which is gone again when this returns: a graph does
+        not grow with the cache.
+        """
+        keys = self._dispatcher.keys()
+        if not keys:
+            return 0
+        device = self._decoder.device
+        cache = KVCache(self._shape, 1, device)
+        steps = RecordedSteps(self._on(cache), CudaRecorder(), self._dispatcher.largest)
+        num_kinds = len({key.kind for key in keys})
+        free = [_free_bytes(device)]
+        for first in (0, num_kinds):
+            steps.record(keys[first : first + num_kinds], lambda _: None)
+            free.append(_free_bytes(device))
+        taken = [max(0, before - after) for before, after in pairwise(free)]
+        return estimate_graph_bytes(taken[0], taken[1], len(keys) // num_kinds)
+
+    def make_runner(self, cache: KVCache, max_num_seqs: int, progress: Progress) -> ModelRunner:
+        """Records all graphs over `cache`: seconds to minutes, told to `progress`."""
+        model = self._on(cache)
+        return make_gpu_runner(model, self._options, max_num_seqs, CudaRecorder(), progress)
+
+    def _on(self, cache: KVCache) -> GraphModel:
+        properties = torch.cuda.get_device_properties(self._decoder.device)
+        settings = TritonSettings(self._decoder.config.num_heads, properties.multi_processor_count)
+        return GraphModel(self._decoder, TritonAttention(cache, settings), self._max_model_len)
+
+
+def make_gpu_runner(
+    model: GraphModel,
+    options: GraphOptions,
+    max_num_seqs: int,
+    recorder: Recorder,
+    progress: Progress,
+) -> ModelRunner:
+    """A runner of the model's steps, its graphs recorded by `recorder`."""
+    dispatcher = GraphDispatcher(options)
+    graphs = None
+    if keys := dispatcher.keys():
+        steps = RecordedSteps(model, recorder, dispatcher.largest)
+        steps.record(keys, progress)
+        graphs = GraphPath(steps, dispatcher)
+    sampler = DeviceSampler(max_num_seqs, model.device)
+    return ModelRunner(model.decoder, model.attention.cache, model.attention, graphs, sampler)
+
+
+def estimate_graph_bytes(largest: int, second: int, num_sizes: int) -> int:
+    """Memory of all graphs, from what recording those of the two largest sizes took, in bytes.
+
+    The first make the pool; those of each later size are smaller and add at most what the
+    second did.
+    """
+    return largest + max(0, num_sizes - 1) * second
+
+
+def _free_bytes(device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device)[0])
