@@ -60,7 +60,7 @@ class ModelRunner:
         graphs: GraphPath | None = None,
         sampler: RowSampler | None = None,
     ) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
         self._cache = cache
         self._attention = attention
         self._graphs = graphs
@@ -116,7 +116,7 @@ class ModelRunner:
         """Logits and tokens of some rows of a pass, one for each sequence."""
         logits = output.logits
         if logits is None:
-            logits = self._decoder.logits(output.hidden[rows])
+            logits = self.decoder.logits(output.hidden[rows])
         elif rows != list(range(len(logits))):
             logits = logits[rows]
         if self._sampler is None:
@@ -163,8 +163,8 @@ class ModelRunner:
             if key is not None:
                 sequences = [item.sequence for item in items]
                 return self._graphs.steps.run(key, inputs, sequences, hook)
-        device = self._decoder.device
-        hidden = self._decoder.forward(
+        device = self.decoder.device
+        hidden = self.decoder.forward(
             torch.tensor(inputs.input_ids, device=device),
             torch.tensor(inputs.positions, device=device),
             self._attention.prepare(inputs.chunks, inputs.slots),
@@ -174,7 +174,7 @@ class ModelRunner:
 
     def _synchronized(self, after_layer: LayerHook | None) -> LayerHook | None:
         """The hook, delayed on a GPU until what was launched has run."""
-        if after_layer is None or self._decoder.device.type == "cpu":
+        if after_layer is None or self.decoder.device.type == "cpu":
             return after_layer
         hook = after_layer
 
@@ -192,7 +192,7 @@ class ModelRunner:
         assert sequence.num_prompt_logprobs is not None
         next_ids = sequence.prompt_token_ids[item.start + 1 : item.start + item.num_tokens + 1]
         return prompt_logprobs(
-            self._decoder, hidden[: len(next_ids)], next_ids, sequence.num_prompt_logprobs
+            self.decoder, hidden[: len(next_ids)], next_ids, sequence.num_prompt_logprobs
         )
 
     def _copies(self, item: ScheduledSequence) -> list[tuple[int, int]]:

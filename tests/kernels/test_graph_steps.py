@@ -33,7 +33,7 @@ class RunAgain:
 
 
 def triton_runner(engine: Engine, mode: GraphMode, sizes: tuple[int, ...]) -> ModelRunner:
-    decoder = engine.runner._decoder
+    decoder = engine.runner.decoder
     attention = TritonAttention(engine.kv_cache, TritonSettings(decoder.config.num_heads, 8))
     model = GraphModel(TritonDecoder(decoder.config, decoder.weights), attention, 512)
     return make_gpu_runner(model, GraphOptions(mode, sizes), 4, RunAgain(), progress=lambda _: None)
@@ -90,7 +90,7 @@ def test_pieces_tell_of_every_layer(folder: Path) -> None:
 def test_logits_that_are_not_finite_give_no_token(folder: Path) -> None:
     engine = make_engine(folder)
     runner = triton_runner(engine, GraphMode.NONE, (4,))
-    engine.runner._decoder.weights.final_norm.fill_(float("nan"))
+    engine.runner.decoder.weights.final_norm.fill_(float("nan"))
     engine.scheduler.add(make_sequence(PROMPTS[0]))
     batch = engine.scheduler.schedule()
     assert batch is not None
