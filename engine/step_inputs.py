@@ -60,12 +60,12 @@ class PersistentTensor:
         """Sets the first `size` entries: `values`, then `padding`."""
         self.host[: len(values)] = torch.tensor(values, dtype=self.host.dtype)
         self.host[len(values) : size] = padding
-        self.copy(size)
+        self.copy(slice(0, size))
 
-    def copy(self, size: int) -> None:
-        """Brings the first `size` rows of `host` to the device."""
+    def copy(self, part: slice | tuple[int, slice]) -> None:
+        """Brings a part of `host` to the device."""
         if self.device is not self.host:
-            self.device[:size].copy_(self.host[:size], non_blocking=True)
+            self.device[part].copy_(self.host[part], non_blocking=True)
 
 
 class BlockTables:
@@ -80,14 +80,14 @@ class BlockTables:
         """int32 [rows, columns]."""
         return self._tensor.device
 
-    def write(self, tables: Rows[list[int]], size: int) -> None:
-        """Sets the first `size` rows; those that pad keep what they hold, which nobody reads."""
+    def write(self, tables: Rows[list[int]]) -> None:
+        """Sets the first rows; those after them keep what they hold, which nobody reads."""
         for row, table in enumerate(tables):
             if self._written[row] != table:
                 numbers = torch.tensor(table, dtype=torch.int32)
                 self._tensor.host[row, : len(table)] = numbers
+                self._tensor.copy((row, slice(0, len(table))))
                 self._written[row] = list(table)
-        self._tensor.copy(size)
 
 
 class TokenBuffers:

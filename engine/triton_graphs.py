@@ -90,7 +90,7 @@ class _Buffers:
         chunks = inputs.chunks
         if key.kind is GraphKind.PIECES:
             return
-        self.tables.write([chunk.block_table for chunk in chunks], key.size)
+        self.tables.write([chunk.block_table for chunk in chunks])
         if key.kind is GraphKind.DECODE:
             self.lengths.write([chunk.end for chunk in chunks], key.size, 0)
             return
