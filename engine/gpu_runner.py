@@ -35,27 +35,15 @@ class GpuModel:
         self._shape = shape
         self._max_model_len = max_model_len
         self._options = options
-        self._dispatcher = GraphDispatcher(options)
 
     def graph_bytes(self) -> int:
-        """Memory that all graphs will take, estimated by recording those of two sizes.
-
-        They run over a cache of one block, which is gone again when this returns: a graph does
-        not grow with the cache.
-        """
-        keys = self._dispatcher.keys()
-        if not keys:
-            return 0
+        """Memory that all graphs will take. They are measured over a cache of one block, which
+        is gone again when this returns: a graph does not grow with the cache."""
         device = self._decoder.device
-        cache = KVCache(self._shape, 1, device)
-        steps = RecordedSteps(self._on(cache), CudaRecorder(), self._dispatcher.largest)
-        num_kinds = len({key.kind for key in keys})
-        free = [_free_bytes(device)]
-        for first in (0, num_kinds):
-            steps.record(keys[first : first + num_kinds], lambda _: None)
-            free.append(_free_bytes(device))
-        taken = [max(0, before - after) for before, after in pairwise(free)]
-        return estimate_graph_bytes(taken[0], taken[1], len(keys) // num_kinds)
+        model = self._on(KVCache(self._shape, 1, device))
+        return measure_graph_bytes(
+            model, self._options, CudaRecorder(), lambda: _free_bytes(device)
+        )
 
     def make_runner(self, cache: KVCache, max_num_seqs: int, progress: Progress) -> ModelRunner:
         """Records all graphs over `cache`: seconds to minutes, told to `progress`."""
@@ -86,13 +74,26 @@ def make_gpu_runner(
     return ModelRunner(model.decoder, model.attention.cache, model.attention, graphs, sampler)
 
 
-def estimate_graph_bytes(largest: int, second: int, num_sizes: int) -> int:
-    """Memory of all graphs, from what recording those of the two largest sizes took, in bytes.
+def measure_graph_bytes(
+    model: GraphModel, options: GraphOptions, recorder: Recorder, free_bytes: Callable[[], int]
+) -> int:
+    """Estimates the memory of all graphs by recording those of the two largest sizes.
 
     The first make the pool; those of each later size are smaller and add at most what the
     second did.
     """
-    return largest + max(0, num_sizes - 1) * second
+    dispatcher = GraphDispatcher(options)
+    keys = dispatcher.keys()
+    if not keys:
+        return 0
+    free = [free_bytes()]
+    steps = RecordedSteps(model, recorder, dispatcher.largest)
+    num_kinds = len({key.kind for key in keys})
+    for first in (0, num_kinds):
+        steps.record(keys[first : first + num_kinds], lambda _: None)
+        free.append(free_bytes())
+    largest, second = (max(0, before - after) for before, after in pairwise(free))
+    return largest + (len(keys) // num_kinds - 1) * second
 
 
 def _free_bytes(device: torch.device) -> int:

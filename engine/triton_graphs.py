@@ -69,11 +69,12 @@ class GraphModel:
         return self.decoder.device
 
 
-class _Buffers:
+class _Inputs:
     """The inputs of every graph, for steps of up to `size` tokens."""
 
     def __init__(self, model: GraphModel, size: int) -> None:
         device = model.device
+        self._tile_tokens = model.attention.tile_tokens
         block_size = model.attention.cache.shape.block_size
         num_columns = -(-model.max_model_len // block_size)
         self.tokens = TokenBuffers(size, device)
@@ -84,8 +85,12 @@ class _Buffers:
         self.tile_chunks = PersistentTensor((size,), torch.int32, device)
         self.tile_tokens = PersistentTensor((size,), torch.int32, device)
 
-    def write(self, key: GraphKey, inputs: StepInputs, tile_tokens: int) -> None:
-        """Everything that the graph of `key` reads but the parameters of sampling."""
+    def ids_and_positions(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the first `size` tokens."""
+        return self.tokens.input_ids.device[:size], self.tokens.positions.device[:size]
+
+    def write(self, key: GraphKey, inputs: StepInputs) -> None:
+        """All that the graph of `key` reads but the parameters of sampling, padding included."""
         self.tokens.write(inputs, key.size)
         chunks = inputs.chunks
         if key.kind is GraphKind.PIECES:
@@ -95,15 +100,11 @@ class _Buffers:
             self.lengths.write([chunk.end for chunk in chunks], key.size, 0)
             return
         counts = [chunk.num_tokens for chunk in chunks]
-        tiles = cut_into_tiles(counts, tile_tokens)
+        tiles = cut_into_tiles(counts, self._tile_tokens)
         self.first_rows.write(list(accumulate(counts, initial=0)), key.size + 1, 0)
         self.starts.write([chunk.start for chunk in chunks], key.size, 0)
         self.tile_chunks.write([chunk for chunk, _ in tiles], key.size, -1)
         self.tile_tokens.write([first for _, first in tiles], key.size, 0)
-
-    def clear(self, key: GraphKey, tile_tokens: int) -> None:
-        """As for a step that is all padding."""
-        self.write(key, StepInputs([], [], [], []), tile_tokens)
 
     def plan(self, key: GraphKey) -> StepPlan:
         """The graph's view of these buffers."""
@@ -122,16 +123,24 @@ class _Buffers:
         return StepPlan(slots, None, rows)
 
 
-@dataclass
-class _Recorded:
-    """A graph, or the pieces of one, and where they leave their results."""
+class _Outputs:
+    """Where every graph leaves its results, for steps of up to `size` tokens."""
 
-    launches: list[Launch]
-    hidden: torch.Tensor
-    logits: torch.Tensor | None = None
-    tokens: torch.Tensor | None = None
-    queries: list[torch.Tensor] | None = None
-    """Of pieces: what each layer's attention reads."""
+    def __init__(self, model: GraphModel, size: int) -> None:
+        config = model.decoder.config
+        self._options = {
+            "dtype": model.decoder.weights.embedding.dtype,
+            "device": model.device,
+        }
+        self.hidden = self._zeros(size, config.hidden_size)
+        self.logits = self._zeros(size, config.vocab_size)
+        self.tokens = torch.zeros(size, dtype=torch.int32, device=model.device)
+        self.query = self._zeros(size, config.num_heads, config.head_dim)
+        """Of pieces: what the attention that comes next reads, and below what it writes."""
+        self.attended = self._zeros(size, config.q_size)
+
+    def _zeros(self, *sizes: int) -> torch.Tensor:
+        return torch.zeros(sizes, **self._options)  # type: ignore[call-overload,no-any-return]
 
 
 class RecordedSteps:
@@ -140,22 +149,20 @@ class RecordedSteps:
     def __init__(self, model: GraphModel, recorder: Recorder, max_size: int) -> None:
         self._model = model
         self._recorder = recorder
-        self._buffers = _Buffers(model, max_size)
+        self._inputs = _Inputs(model, max_size)
+        self._outputs = _Outputs(model, max_size)
         self._sampler = DeviceSampler(max_size, model.device)
-        self._recorded: dict[GraphKey, _Recorded] = {}
-        config = model.decoder.config
-        dtype = model.decoder.weights.embedding.dtype
-        self._attended = torch.zeros(max_size, config.q_size, dtype=dtype, device=model.device)
+        self._launches: dict[GraphKey, list[Launch]] = {}
 
     @torch.inference_mode()
     def record(self, keys: Rows[GraphKey], progress: Callable[[str], None]) -> None:
         """Records all of `keys`, in their order, which is the largest first."""
         began = time.monotonic()
         for number, key in enumerate(keys, start=1):
-            self._buffers.clear(key, self._model.attention.tile_tokens)
+            self._inputs.write(key, StepInputs([], [], [], []))
             self._sampler.write([], key.size)
-            pieces = key.kind is GraphKind.PIECES
-            self._recorded[key] = self._record_pieces(key) if pieces else self._record_step(key)
+            works = self._pieces(key) if key.kind is GraphKind.PIECES else [self._step_work(key)]
+            self._launches[key] = [self._recorder.record(work) for work in works]
             progress(f"graph {number}/{len(keys)}: {key.kind.value}, {key.size} tokens")
         progress(f"{len(keys)} graphs recorded in {time.monotonic() - began:.1f} s")
 
@@ -167,98 +174,70 @@ class RecordedSteps:
         after_layer: LayerHook | None,
     ) -> StepOutput:
         """See GraphSteps."""
-        recorded = self._recorded[key]
-        self._buffers.write(key, inputs, self._model.attention.tile_tokens)
-        if recorded.queries is not None:
-            self._run_pieces(recorded, recorded.queries, inputs, after_layer)
+        self._inputs.write(key, inputs)
+        outputs, count = self._outputs, inputs.num_tokens
+        if key.kind is GraphKind.DECODE:
+            self._sampler.write(sequences, key.size)
+            self._launches[key][0]()
+            return StepOutput(
+                outputs.hidden[:count], outputs.logits[:count], outputs.tokens[:count]
+            )
+        if key.kind is GraphKind.MIXED:
+            self._launches[key][0]()
         else:
-            if recorded.tokens is not None:
-                self._sampler.write(sequences, key.size)
-            for launch in recorded.launches:
-                launch()
-        count = inputs.num_tokens
-        return StepOutput(
-            recorded.hidden[:count],
-            None if recorded.logits is None else recorded.logits[:count],
-            None if recorded.tokens is None else recorded.tokens[:count],
-        )
+            self._run_pieces(self._launches[key], inputs, after_layer)
+        return StepOutput(outputs.hidden[:count])
 
-    def _step(self, key: GraphKey) -> TritonStep:
-        attention = self._model.attention
-        return TritonStep(attention.cache, attention.settings, self._buffers.plan(key))
-
-    def _record_step(self, key: GraphKey) -> _Recorded:
-        decoder, tokens = self._model.decoder, self._buffers.tokens
-        input_ids = tokens.input_ids.device[: key.size]
-        positions = tokens.positions.device[: key.size]
-        step = self._step(key)
-        dtype, config = decoder.weights.embedding.dtype, decoder.config
-        samples = key.kind is GraphKind.DECODE
-        recorded = _Recorded([], self._empty(key.size, config.hidden_size, dtype))
-        if samples:
-            recorded.logits = self._empty(key.size, config.vocab_size, dtype)
-            recorded.tokens = torch.zeros(key.size, dtype=torch.int32, device=decoder.device)
+    def _step_work(self, key: GraphKey) -> Launch:
+        """A whole step, with logits and tokens where each row is a sequence's newest."""
+        decoder, outputs, size = self._model.decoder, self._outputs, key.size
+        input_ids, positions = self._inputs.ids_and_positions(size)
+        step = self._attention_of(key)
 
         def work() -> None:
             hidden = decoder.forward(input_ids, positions, step)
-            recorded.hidden.copy_(hidden)
-            if recorded.logits is not None and recorded.tokens is not None:
-                recorded.logits.copy_(decoder.logits(hidden))
-                recorded.tokens.copy_(self._sampler.sample(recorded.logits))
+            outputs.hidden[:size] = hidden
+            if key.kind is GraphKind.DECODE:
+                logits = decoder.logits(hidden)
+                outputs.logits[:size] = logits
+                outputs.tokens[:size] = self._sampler.sample(logits)
 
-        recorded.launches.append(self._recorder.record(work))
-        return recorded
+        return work
 
-    def _empty(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(rows, columns, dtype=dtype, device=self._model.device)
-
-    def _record_pieces(self, key: GraphKey) -> _Recorded:
+    def _pieces(self, key: GraphKey) -> list[Launch]:
         """One piece more than there are layers; attention i runs between pieces i and i + 1."""
-        decoder, tokens = self._model.decoder, self._buffers.tokens
-        input_ids = tokens.input_ids.device[: key.size]
-        positions = tokens.positions.device[: key.size]
-        attended = self._attended[: key.size]
-        config, step = decoder.config, self._step(key)
-        dtype = decoder.weights.embedding.dtype
-        hidden = self._empty(key.size, config.hidden_size, dtype)
-        query_shape = (key.size, config.num_heads, config.head_dim)
-        queries = [
-            torch.zeros(query_shape, dtype=dtype, device=decoder.device)
-            for _ in range(config.num_layers)
-        ]
+        decoder, outputs, size = self._model.decoder, self._outputs, key.size
+        input_ids, positions = self._inputs.ids_and_positions(size)
+        step = self._attention_of(key)
+        num_layers = decoder.config.num_layers
         streams: list[Stream] = []
 
-        def first() -> None:
-            streams[:] = [decoder.begin(input_ids, positions, step.plan.slots)]
-            queries[0].copy_(decoder.before_attention(0, streams[0], step))
+        def piece(layer: int) -> None:
+            """From behind the attention of the layer before to that of `layer`."""
+            if layer == 0:
+                streams[:] = [decoder.begin(input_ids, positions, step.plan.slots)]
+            else:
+                decoder.after_attention(layer - 1, streams[0], outputs.attended[:size])
+            if layer < num_layers:
+                outputs.query[:size] = decoder.before_attention(layer, streams[0], step)
+            else:
+                outputs.hidden[:size] = streams[0].residual
 
-        def between(layer: int) -> None:
-            decoder.after_attention(layer - 1, streams[0], attended)
-            queries[layer].copy_(decoder.before_attention(layer, streams[0], step))
-
-        def last() -> None:
-            decoder.after_attention(config.num_layers - 1, streams[0], attended)
-            hidden.copy_(streams[0].residual)
-
-        launches = [self._recorder.record(first)]
-        for layer in range(1, config.num_layers):
-            launches.append(self._recorder.record(partial(between, layer)))
-        launches.append(self._recorder.record(last))
-        return _Recorded(launches, hidden, queries=queries)
+        return [partial(piece, layer) for layer in range(num_layers + 1)]
 
     def _run_pieces(
-        self,
-        recorded: _Recorded,
-        queries: list[torch.Tensor],
-        inputs: StepInputs,
-        after_layer: LayerHook | None,
+        self, launches: list[Launch], inputs: StepInputs, after_layer: LayerHook | None
     ) -> None:
         count = inputs.num_tokens
+        query, attended = self._outputs.query[:count], self._outputs.attended[:count]
         step = self._model.attention.prepare(inputs.chunks, inputs.slots)
-        recorded.launches[0]()
+        launches[0]()
         for layer, window in enumerate(self._model.decoder.config.windows):
-            query = queries[layer][:count]
-            self._attended[:count] = step.attend_written(layer, query, window)
+            attended.copy_(step.attend_written(layer, query, window))
             if after_layer is not None:
                 after_layer(layer + 1)
-            recorded.launches[layer + 1]()
+            launches[layer + 1]()
+
+    def _attention_of(self, key: GraphKey) -> TritonStep:
+        attention = self._model.attention
+        return TritonStep(attention.cache, attention.settings, self._inputs.plan(key))

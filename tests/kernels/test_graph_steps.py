@@ -6,14 +6,14 @@ padding and what an earlier step left in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bench.gpu_model import RunAgain
 from engine.attention.triton import TritonAttention, TritonSettings
 from engine.engine import Engine
-from engine.gpu_runner import estimate_graph_bytes, make_gpu_runner
+from engine.gpu_runner import make_gpu_runner, measure_graph_bytes
 from engine.graphs import GraphMode, GraphOptions
 from engine.runner import ModelRunner
 from engine.triton_decoder import TritonDecoder
@@ -24,19 +24,15 @@ from tests.engine.harness import make_engine, make_prompt, make_sequence, run
 PROMPTS = [make_prompt(length) for length in (3, 11, 17)]
 
 
-class RunAgain:
-    """Records nothing."""
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        work()
-        return work
+def triton_model(engine: Engine) -> GraphModel:
+    decoder = engine.runner.decoder
+    attention = TritonAttention(engine.kv_cache, TritonSettings(decoder.config.num_heads, 8))
+    return GraphModel(TritonDecoder(decoder.config, decoder.weights), attention, 512)
 
 
 def triton_runner(engine: Engine, mode: GraphMode, sizes: tuple[int, ...]) -> ModelRunner:
-    decoder = engine.runner.decoder
-    attention = TritonAttention(engine.kv_cache, TritonSettings(decoder.config.num_heads, 8))
-    model = GraphModel(TritonDecoder(decoder.config, decoder.weights), attention, 512)
-    return make_gpu_runner(model, GraphOptions(mode, sizes), 4, RunAgain(), progress=lambda _: None)
+    options = GraphOptions(mode, sizes)
+    return make_gpu_runner(triton_model(engine), options, 4, RunAgain(), lambda _: None)
 
 
 def outputs(engine: Engine, runner: ModelRunner | None = None) -> list[list[int]]:
@@ -51,7 +47,7 @@ def outputs(engine: Engine, runner: ModelRunner | None = None) -> list[list[int]
     return run(
         engine,
         [
-            make_sequence(prompt, 2 + number, str(number), **setting)
+            make_sequence(prompt, 2 + number // 2, str(number), **setting)
             for number, (prompt, setting) in enumerate(zip(PROMPTS, settings, strict=True))
         ],
     )
@@ -97,6 +93,15 @@ def test_logits_that_are_not_finite_give_no_token(folder: Path) -> None:
     assert runner.execute(batch).tokens == (None,)
 
 
-def test_graphs_take_what_the_largest_takes_and_for_each_other_what_the_second_adds() -> None:
-    assert estimate_graph_bytes(100, 7, 4) == 121
-    assert estimate_graph_bytes(100, 0, 1) == 100
+def test_graphs_take_what_the_largest_takes_and_for_each_other_what_the_second_adds(
+    folder: Path,
+) -> None:
+    model = triton_model(make_engine(folder))
+    free = iter([1000, 900, 893])
+    options = GraphOptions(GraphMode.FULL_DECODE_ONLY, (1, 2, 4, 8))
+    assert measure_graph_bytes(model, options, RunAgain(), lambda: next(free)) == 100 + 3 * 7
+
+
+def test_no_graphs_take_no_memory(folder: Path) -> None:
+    model = triton_model(make_engine(folder))
+    assert measure_graph_bytes(model, GraphOptions(GraphMode.NONE, (4,)), RunAgain(), int) == 0
