@@ -22,15 +22,19 @@ from bench.gpu_model import (
     random_model,
 )
 from bench.gpu_timing import free_bytes, measure_rates, median_s
-from bench.kernel_cases import AttentionCase, RotaryCase, RowCase, SamplingCase, attention_sweep
+from bench.kernel_cases import AttentionCase, attention_sweep
+from bench.kernel_row_cases import RotaryCase, RowCase, SamplingCase
 from bench.random_model import write_random_model
 from bench.report import Reporter
 from core.sampling import SamplingParams
+from engine.attention.triton import TritonAttention, TritonSettings
+from engine.batch import StepBatch
 from engine.engine import Engine, EngineConfig, load_engine
 from engine.gpu_runner import make_gpu_runner
 from engine.graphs import GraphMode, GraphOptions, default_capture_sizes
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
+from engine.triton_decoder import TritonDecoder
 from engine.triton_graphs import CudaRecorder, GraphModel, Recorder
 
 if TYPE_CHECKING:
@@ -141,9 +145,6 @@ def _engine(folder: Path, device: str, mode: GraphMode) -> Engine:
 
 def _dry_runner(engine: Engine, mode: GraphMode) -> ModelRunner:
     """The GPU's runner over the CPU engine's weights and cache."""
-    from engine.attention.triton import TritonAttention, TritonSettings
-    from engine.triton_decoder import TritonDecoder
-
     decoder = engine.runner.decoder
     attention = TritonAttention(engine.kv_cache, TritonSettings(decoder.config.num_heads, 8))
     model = GraphModel(TritonDecoder(decoder.config, decoder.weights), attention, 512)
@@ -243,5 +244,5 @@ def _measure_prefill(
             reporter.check(name, share, "", ">= 0.6")
 
 
-def _executing(runner: ModelRunner, batch: Any) -> Callable[[], object]:
+def _executing(runner: ModelRunner, batch: StepBatch) -> Callable[[], object]:
     return lambda: runner.execute(batch)

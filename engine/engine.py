@@ -86,6 +86,9 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
     dtype = _resolve_dtype(config.dtype, model_config.dtype)
     device = _resolve_device(config.device)
     context_length = _resolve_context(config.max_model_len, model_config)
+    options = GraphOptions.resolve(
+        config.graph_mode, config.capture_sizes, config.max_num_seqs, device.type == "cuda"
+    )
     if config.num_threads is not None:
         if config.num_threads < 1:
             raise StartupError(f"num_threads must be at least 1, is {config.num_threads}")
@@ -93,9 +96,6 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
     began = time.monotonic()
     weights = load_weights(config.model, model_config, _DTYPES[dtype], device, progress)
     progress(f"weights loaded in {time.monotonic() - began:.1f} s ({dtype}, {device})")
-    options = GraphOptions.resolve(
-        config.graph_mode, config.capture_sizes, config.max_num_seqs, device.type == "cuda"
-    )
     shape = _block_shape(config, model_config, _DTYPES[dtype])
     gpu = _load_gpu(model_config, weights, shape, context_length, options)
     kv_cache = _allocate_kv_cache(config, shape, device, gpu.graph_bytes() if gpu else 0)

@@ -85,7 +85,9 @@ class ModelRunner:
             self._cache.zero_blocks([block for item in items for block in self._begun_blocks(item)])
         output = self._forward(items, after_layer)
         ends = accumulate(item.num_tokens for item in items)
-        return self._results(batch, output, dict(zip(order, ends, strict=True)))
+        result = self._results(batch, output, dict(zip(order, ends, strict=True)))
+        self._wait_for_device()
+        return result
 
     def _results(self, batch: StepBatch, output: StepOutput, ends: dict[int, int]) -> StepResult:
         """What follows from a pass in which the i-th sequence's rows end at `ends[i]`."""
@@ -179,10 +181,16 @@ class ModelRunner:
         hook = after_layer
 
         def wait_and_call(num_layers: int) -> None:
-            torch.cuda.current_stream().synchronize()
+            self._wait_for_device()
             hook(num_layers)
 
         return wait_and_call
+
+    def _wait_for_device(self) -> None:
+        """Until the KV of what was launched stands in memory, where a transfer may read it, and
+        inputs that were on their way have left the host."""
+        if self.decoder.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
 
     def _prompt_logprobs(
         self, item: ScheduledSequence, hidden: torch.Tensor

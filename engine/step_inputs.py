@@ -47,8 +47,8 @@ class StepInputs:
 class PersistentTensor:
     """A tensor whose place never changes, and on a GPU pinned host memory beside it.
 
-    Only one copy may be under way: the step's results must have come back before the next
-    `write`.
+    A `write` must not follow another before the device has caught up, which it has at the end
+    of every step.
     """
 
     def __init__(self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:

@@ -72,6 +72,15 @@ def test_every_mode_gives_the_tokens_of_the_reference(
     assert outputs(engine, triton_runner(engine, mode, (2, 8))) == expected
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(tiny_models.VARIANTS))
+def test_every_architecture_gives_the_tokens_of_the_reference(tmp_path: Path, name: str) -> None:
+    folder = tiny_models.build(tmp_path, name)
+    expected = outputs(make_engine(folder, max_num_batched_tokens=8, max_num_seqs=4))
+    engine = make_engine(folder, max_num_batched_tokens=8, max_num_seqs=4)
+    assert outputs(engine, triton_runner(engine, GraphMode.FULL_DECODE_ONLY, (4,))) == expected
+
+
 def test_pieces_tell_of_every_layer(folder: Path) -> None:
     engine = make_engine(folder)
     runner = triton_runner(engine, GraphMode.PIECEWISE, (4,))

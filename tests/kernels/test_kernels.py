@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.kernel_cases import AttentionCase, RotaryCase, RowCase, SamplingCase, attention_sweep
+from bench.kernel_cases import AttentionCase, attention_sweep
+from bench.kernel_row_cases import RotaryCase, RowCase, SamplingCase
 from engine.kernels.decode_attention import choose_num_splits
 from engine.kernels.prefill_attention import cut_into_tiles
 
