@@ -42,7 +42,7 @@ class RotaryCase:
         if self.has_norms:
             norms = HeadNorms(weights[0].to(device), weights[1].to(device), 1e-6)
         slots = torch.tensor(self.slots, device=device)
-        rows = RotaryRows(*rope.half_angles(positions.to(device)), slots)
+        rows = RotaryRows(*rope.cos_sin(positions.to(device)), slots)
         query = rotate_and_write(qkv.clone().to(device), cache.layer(1), rows, norms)
         got = torch.cat([query.flatten(), cache.data.flatten()])
         return Errors.of(

@@ -50,13 +50,13 @@ class EngineConfig:
     max_num_partial_prefills: int = SchedulerConfig.max_num_partial_prefills
     max_long_partial_prefills: int = SchedulerConfig.max_long_partial_prefills
     long_prefill_token_threshold: int = SchedulerConfig.long_prefill_token_threshold
-    num_threads: int | None = None
-    """Threads of one tensor operation on a CPU. None: PyTorch's choice."""
     graph_mode: str = "auto"
     """A name of `engine.graphs.GraphMode`, or "auto": FULL_DECODE_ONLY on a GPU, else NONE. On a
     CPU nothing is recorded: steps are padded as they would be, for tests."""
     capture_sizes: tuple[int, ...] | None = None
     """Sizes of graphs, in tokens. None: 1, 2, 4, 8, 16, 24 and so on up to `max_num_seqs`."""
+    num_threads: int | None = None
+    """Threads of one tensor operation on a CPU. None: PyTorch's choice."""
 
 
 @dataclass(frozen=True)

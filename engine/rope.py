@@ -105,14 +105,14 @@ class Rope:
         `positions`: int64 [T]. Returns two [T, 1, head_dim] of `dtype`. The first half of the
         sine is negated, which saves `rotate` a negation in every layer.
         """
-        cos, sin = self.half_angles(positions)
+        cos, sin = self.cos_sin(positions)
         return (
             torch.cat((cos, cos), dim=-1)[:, None].to(dtype),
             torch.cat((-sin, sin), dim=-1)[:, None].to(dtype),
         )
 
-    def half_angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine of each rotated pair, for int64 [T]: float32 [T, head_dim / 2]."""
+    def cos_sin(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each rotated pair, float32 [T, head_dim / 2] both."""
         radians = positions[:, None].float() * self._inverse_frequencies
         return radians.cos() * self._attention_factor, radians.sin() * self._attention_factor
 

@@ -69,7 +69,7 @@ class TritonDecoder(Decoder):
         residual = embedding(input_ids, self.weights.embedding)
         norm = self.weights.layers[0].input_norm
         normed = rms_norm(residual, norm, self.config.rms_norm_eps)
-        cos, sin = self._rope.half_angles(positions)
+        cos, sin = self._rope.cos_sin(positions)
         return Stream(residual, normed, RotaryRows(cos, sin, slots))
 
     def before_attention(self, index: int, stream: Stream, attention: TritonStep) -> torch.Tensor:
