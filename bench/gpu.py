@@ -18,25 +18,9 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.report import Reporter, argument_parser
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is run."""
-
-    is_dry: bool
-    context: int
-    batch_sizes: tuple[int, ...]
-    prompts: tuple[int, ...]
-    repeats: int
-
-
-FULL = Plan(False, 1024, (1, 2, 4, 8, 16, 32, 64), (512, 2048, 8192), 10)
-DRY = Plan(True, 40, (1, 3), (70,), 1)
 
 
 def main() -> int:
@@ -47,19 +31,19 @@ def main() -> int:
     if args.dry_run:
         # Read when Triton is imported, which everything below does.
         os.environ["TRITON_INTERPRET"] = "1"
-    from bench import gpu_parts
+    from bench import gpu_checks, gpu_speed
 
     reporter = Reporter("gpu", args.json)
-    plan = DRY if args.dry_run else FULL
-    device = gpu_parts.find_device(plan.is_dry)
+    device = gpu_checks.find_device(args.dry_run)
     if device is None:
         print("bench.gpu needs a GPU; --dry-run runs without", file=sys.stderr)
         return 2
     began = time.monotonic()
-    gpu_parts.check_kernels(reporter, device, plan.is_dry)
+    gpu_checks.check_kernels(reporter, device, args.dry_run)
     with tempfile.TemporaryDirectory() as folder:
-        gpu_parts.check_tokens(reporter, Path(folder), device, plan.is_dry)
-    gpu_parts.measure_speed(reporter, plan, device)
+        gpu_checks.check_tokens(reporter, Path(folder), device, args.dry_run)
+    plan = gpu_speed.DRY if args.dry_run else gpu_speed.FULL
+    gpu_speed.measure_speed(reporter, plan, device)
     reporter.row(part="all", seconds=time.monotonic() - began)
     return reporter.finish()
 

@@ -15,7 +15,14 @@ from engine.attention import AttentionBackend, GatherAttention
 from engine.block_pool import BlockPool
 from engine.decoder import Decoder, DecoderWeights
 from engine.graphs import GraphDispatcher, GraphOptions
-from engine.kv_cache import BlockShape, KVCache, available_memory, decide_num_blocks
+from engine.kv_cache import (
+    BlockShape,
+    KVCache,
+    MemoryBudget,
+    available_memory,
+    cpu_budget,
+    decide_num_blocks,
+)
 from engine.model_config import ModelConfig
 from engine.padded_steps import PaddedSteps
 from engine.runner import GraphPath, ModelRunner
@@ -50,6 +57,8 @@ class EngineConfig:
     max_num_partial_prefills: int = SchedulerConfig.max_num_partial_prefills
     max_long_partial_prefills: int = SchedulerConfig.max_long_partial_prefills
     long_prefill_token_threshold: int = SchedulerConfig.long_prefill_token_threshold
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that weights, steps, graphs and KV blocks may take together."""
     graph_mode: str = "auto"
     """A name of `engine.graphs.GraphMode`, or "auto": FULL_DECODE_ONLY on a GPU, else NONE. On a
     CPU nothing is recorded: steps are padded as they would be, for tests."""
@@ -98,7 +107,7 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
     progress(f"weights loaded in {time.monotonic() - began:.1f} s ({dtype}, {device})")
     shape = _block_shape(config, model_config, _DTYPES[dtype])
     gpu = _load_gpu(model_config, weights, shape, context_length, options)
-    kv_cache = _allocate_kv_cache(config, shape, device, gpu.graph_bytes() if gpu else 0)
+    kv_cache = _allocate_kv_cache(config, shape, device, gpu)
     progress(
         f"KV cache: {kv_cache.num_blocks} blocks of {config.block_size} tokens, "
         f"{kv_cache.num_bytes / 2**20:.0f} MiB"
@@ -189,13 +198,20 @@ def _block_shape(config: EngineConfig, model_config: ModelConfig, dtype: torch.d
 
 
 def _allocate_kv_cache(
-    config: EngineConfig, shape: BlockShape, device: torch.device, reserved_bytes: int
+    config: EngineConfig, shape: BlockShape, device: torch.device, gpu: GpuModel | None
 ) -> KVCache:
+    def default() -> MemoryBudget:
+        if gpu is None:
+            return cpu_budget(available_memory())
+        return gpu.kv_budget(
+            config.max_num_batched_tokens, config.max_num_seqs, config.gpu_memory_utilization
+        )
+
     num_blocks = decide_num_blocks(
         shape.num_bytes,
         config.num_gpu_blocks_override,
         config.kv_cache_memory_bytes,
-        max(0, available_memory(device) - reserved_bytes),
+        default,
     )
     try:
         return KVCache(shape, num_blocks, device)

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import torch
 
+from engine.attention import SequenceChunk
 from engine.attention.triton import TritonAttention, TritonSettings
 from engine.decoder import DecoderWeights
 from engine.device_sampler import DeviceSampler
 from engine.graphs import GraphDispatcher, GraphOptions
-from engine.kv_cache import BlockShape, KVCache
+from engine.kv_cache import BlockShape, KVCache, MemoryBudget, gpu_budget
 from engine.model_config import ModelConfig
 from engine.runner import GraphPath, ModelRunner
 from engine.triton_decoder import TritonDecoder
@@ -36,14 +37,26 @@ class GpuModel:
         self._max_model_len = max_model_len
         self._options = options
 
-    def graph_bytes(self) -> int:
-        """Memory that all graphs will take. They are measured over a cache of one block, which
-        is gone again when this returns: a graph does not grow with the cache."""
+    def kv_budget(self, max_num_tokens: int, max_num_seqs: int, share: float) -> MemoryBudget:
+        """Memory for KV blocks if the whole may take `share` of the GPU.
+
+        What a step takes and what graphs take is measured over a cache of one block, which is
+        gone again when this returns: neither grows with the cache.
+        """
         device = self._decoder.device
         model = self._on(KVCache(self._shape, 1, device))
-        return measure_graph_bytes(
+        run_largest_step(model, max_num_tokens, max_num_seqs)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        run_largest_step(model, max_num_tokens, max_num_seqs)
+        reserved = torch.cuda.max_memory_allocated(device) - before
+        reserved += measure_graph_bytes(
             model, self._options, CudaRecorder(), lambda: _free_bytes(device)
         )
+        del model
+        free = _free_bytes(device)
+        total = torch.cuda.mem_get_info(device)[1]
+        return gpu_budget(total, free, reserved, share)
 
     def make_runner(self, cache: KVCache, max_num_seqs: int, progress: Progress) -> ModelRunner:
         """Records all graphs over `cache`: seconds to minutes, told to `progress`."""
@@ -72,6 +85,21 @@ def make_gpu_runner(
         graphs = GraphPath(steps, dispatcher)
     sampler = DeviceSampler(max_num_seqs, model.device)
     return ModelRunner(model.decoder, model.attention.cache, model.attention, graphs, sampler)
+
+
+@torch.inference_mode()
+def run_largest_step(model: GraphModel, num_tokens: int, num_rows: int) -> None:
+    """The pass that takes most memory: one prompt of `num_tokens`, logits of `num_rows` of them.
+
+    Writes no KV, and reads that of block 0 for every position.
+    """
+    num_tokens = min(num_tokens, model.max_model_len)
+    block_size = model.attention.cache.shape.block_size
+    chunk = SequenceChunk(0, num_tokens, [0] * -(-num_tokens // block_size))
+    positions = torch.arange(num_tokens, device=model.device)
+    attention = model.attention.prepare([chunk], [-1] * num_tokens)
+    hidden = model.decoder.forward(torch.zeros_like(positions), positions, attention)
+    model.decoder.logits(hidden[:num_rows])
 
 
 def measure_graph_bytes(

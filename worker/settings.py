@@ -54,7 +54,17 @@ class WorkerSettings(Settings):
         None, ge=1, description="Exact number of KV blocks (on any device)."
     )
     kv_cache_memory_bytes: int | None = Field(
-        None, ge=1, description="Memory for KV blocks; default: a share of what is free."
+        None,
+        ge=1,
+        description="Memory for KV blocks; default: a share of what is free, and on a GPU what "
+        "--gpu-memory-utilization leaves.",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of a GPU's memory for weights, steps, graphs and KV blocks together, "
+        "unless the number or the memory of KV blocks is given.",
     )
     max_model_len: int | None = Field(
         None, ge=1, description="Longest sequence in tokens; default: the model's context."
@@ -130,6 +140,7 @@ class WorkerSettings(Settings):
             max_num_partial_prefills=self.max_num_partial_prefills,
             max_long_partial_prefills=self.max_long_partial_prefills,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
+            gpu_memory_utilization=self.gpu_memory_utilization,
             graph_mode=self.graph_mode,
             capture_sizes=None if self.capture_sizes is None else tuple(self.capture_sizes),
         )

@@ -13,7 +13,7 @@ import pytest
 from bench.gpu_model import RunAgain
 from engine.attention.triton import TritonAttention, TritonSettings
 from engine.engine import Engine
-from engine.gpu_runner import make_gpu_runner, measure_graph_bytes
+from engine.gpu_runner import make_gpu_runner, measure_graph_bytes, run_largest_step
 from engine.graphs import GraphMode, GraphOptions
 from engine.runner import ModelRunner
 from engine.triton_decoder import TritonDecoder
@@ -109,6 +109,12 @@ def test_graphs_take_what_the_largest_takes_and_for_each_other_what_the_second_a
     free = iter([1000, 900, 893])
     options = GraphOptions(GraphMode.FULL_DECODE_ONLY, (1, 2, 4, 8))
     assert measure_graph_bytes(model, options, RunAgain(), lambda: next(free)) == 100 + 3 * 7
+
+
+def test_the_largest_step_writes_no_kv(folder: Path) -> None:
+    engine = make_engine(folder)
+    run_largest_step(triton_model(engine), 40, 4)
+    assert engine.kv_cache.data.count_nonzero() == 0
 
 
 def test_no_graphs_take_no_memory(folder: Path) -> None:

@@ -1,44 +1,28 @@
-"""The parts of bench.gpu, in the order in which it runs them."""
+"""What bench.gpu checks: kernels against references, tokens against the CPU's engine."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from bench.gpu_model import (
-    BLOCK_SIZE,
-    LLAMA_8B,
-    TINY,
-    Rates,
-    RunAgain,
-    decode_bytes,
-    decode_step,
-    prefill_flop,
-    prefill_step,
-    random_model,
-)
-from bench.gpu_timing import free_bytes, measure_rates, median_s
+from bench.gpu_model import RunAgain
 from bench.kernel_cases import AttentionCase, attention_sweep
 from bench.kernel_row_cases import RotaryCase, RowCase, SamplingCase
 from bench.random_model import write_random_model
 from bench.report import Reporter
 from core.sampling import SamplingParams
 from engine.attention.triton import TritonAttention, TritonSettings
-from engine.batch import StepBatch
 from engine.engine import Engine, EngineConfig, load_engine
 from engine.gpu_runner import make_gpu_runner
-from engine.graphs import GraphMode, GraphOptions, default_capture_sizes
+from engine.graphs import GraphMode, GraphOptions
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
 from engine.triton_decoder import TritonDecoder
-from engine.triton_graphs import CudaRecorder, GraphModel, Recorder
-
-if TYPE_CHECKING:
-    from bench.gpu import Plan
+from engine.triton_graphs import GraphModel
 
 SMALL: dict[str, Any] = {
     "vocab_size": 512,
@@ -163,86 +147,3 @@ def _tokens(engine: Engine, lengths: tuple[int, ...], num_outputs: int) -> list[
     while (batch := engine.scheduler.schedule()) is not None:
         engine.scheduler.postprocess(batch, engine.runner.execute(batch))
     return [sequence.output_token_ids for sequence in sequences]
-
-
-def measure_speed(reporter: Reporter, plan: Plan, device: torch.device) -> None:
-    """Decode, prefill and recording of a model of 8B shape."""
-    dtype = torch.float32 if plan.is_dry else torch.bfloat16
-    with torch.inference_mode():
-        rates = measure_rates(device, dtype)
-    reporter.row(
-        part="device", gib_per_s=rates.bytes_per_s / 2**30, tflop_per_s=rates.flop_per_s / 1e12
-    )
-    num_tokens = max(plan.context * max(plan.batch_sizes), *plan.prompts)
-    num_blocks = num_tokens // BLOCK_SIZE + max(plan.batch_sizes)
-    with torch.inference_mode():
-        raw = TINY if plan.is_dry else LLAMA_8B
-        model = random_model(raw, num_blocks, dtype, device)
-    eager = _runner(model, plan, GraphMode.NONE, RunAgain())
-    free, began = free_bytes(device), time.monotonic()
-    recorder: Recorder = RunAgain() if plan.is_dry else CudaRecorder()
-    graphs = _runner(model, plan, GraphMode.FULL_DECODE_ONLY, recorder)
-    reporter.row(
-        part="recording", seconds=time.monotonic() - began, mib=(free - free_bytes(device)) / 2**20
-    )
-    _measure_decode(reporter, plan, model, (eager, graphs), rates)
-    _measure_prefill(reporter, plan, model, eager, rates)
-
-
-def _runner(model: GraphModel, plan: Plan, mode: GraphMode, recorder: Recorder) -> ModelRunner:
-    most = max(plan.batch_sizes)
-    options = GraphOptions(mode, default_capture_sizes(most))
-    return make_gpu_runner(model, options, most, recorder, lambda _: None)
-
-
-def _measure_decode(
-    reporter: Reporter,
-    plan: Plan,
-    model: GraphModel,
-    runners: tuple[ModelRunner, ModelRunner],
-    rates: Rates,
-) -> None:
-    """Whole steps as the engine runs them: inputs, forward pass, sampling, tokens on the host."""
-    config, device = model.decoder.config, model.device
-    itemsize = model.attention.cache.shape.dtype.itemsize
-    for num_rows in plan.batch_sizes:
-        batch = decode_step(num_rows, plan.context)
-        eager_s, graph_s = (
-            median_s(_executing(runner, batch), device, plan.repeats) for runner in runners
-        )
-        floor_s = decode_bytes(config, num_rows, plan.context, itemsize) / rates.bytes_per_s
-        reporter.row(
-            part="decode",
-            batch=num_rows,
-            context=plan.context,
-            eager_ms=1e3 * eager_s,
-            graph_ms=1e3 * graph_s,
-            floor_ms=1e3 * floor_s,
-            ratio=graph_s / floor_s,
-        )
-        if not plan.is_dry:
-            name = f"decode step over its floor, batch {num_rows}"
-            reporter.check(name, graph_s / floor_s, "", "<= 1.25")
-
-
-def _measure_prefill(
-    reporter: Reporter, plan: Plan, model: GraphModel, runner: ModelRunner, rates: Rates
-) -> None:
-    for num_tokens in plan.prompts:
-        seconds = median_s(_executing(runner, prefill_step(num_tokens)), model.device, plan.repeats)
-        rate = prefill_flop(model.decoder.config, num_tokens) / seconds
-        share = rate / rates.flop_per_s
-        reporter.row(
-            part="prefill",
-            prompt=num_tokens,
-            ms=1e3 * seconds,
-            tokens_per_s=num_tokens / seconds,
-            share=share,
-        )
-        if not plan.is_dry and num_tokens >= 2048:
-            name = f"prefill over the matrix rate, {num_tokens} tokens"
-            reporter.check(name, share, "", ">= 0.6")
-
-
-def _executing(runner: ModelRunner, batch: StepBatch) -> Callable[[], object]:
-    return lambda: runner.execute(batch)
