@@ -14,6 +14,9 @@ MODEL ?=
 PORT ?= 50051
 ONCE ?=
 ARGS ?=
+# For `make test-gpu`: a Python that has torch with CUDA and Triton, and grpcio, protobuf,
+# tokenizers, safetensors and numpy
+GPU_PYTHON ?= $(PYTHON)
 QUESTION ?= What is the capital of France?
 
 BIN := .venv/bin
@@ -23,7 +26,7 @@ RUN_STAMP := .venv/.run-$(EXTRA)
 DEV_STAMP := .venv/.dev-$(EXTRA)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lint type proto docs bench
+.PHONY: help setup run test test-all test-gpu lint type proto docs bench
 
 help: ## show this help
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | awk -F'\t' '{printf "make %-9s %s\n", $$1, $$2}'
@@ -39,6 +42,9 @@ test: $(DEV_STAMP) ## run the tests
 
 test-all: $(DEV_STAMP) ## run the tests, the slow ones too
 	$(BIN)/python -m pytest $(ARGS)
+
+test-gpu: ## check and measure the GPU path on one GPU, in under 8 minutes [GPU_PYTHON=]
+	PYTHONPATH=.:proto $(GPU_PYTHON) -m bench.gpu $(ARGS)
 
 lint: $(DEV_STAMP) type ## check style, types, generated files
 	$(BIN)/ruff check .

@@ -6,19 +6,32 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from core.errors import StartupError
-from engine.attention import GatherAttention
+from engine.attention import AttentionBackend, GatherAttention
 from engine.block_pool import BlockPool
-from engine.decoder import Decoder
-from engine.kv_cache import BlockShape, KVCache, available_memory, decide_num_blocks
+from engine.decoder import Decoder, DecoderWeights
+from engine.graphs import GraphDispatcher, GraphOptions
+from engine.kv_cache import (
+    BlockShape,
+    KVCache,
+    MemoryBudget,
+    available_memory,
+    cpu_budget,
+    decide_num_blocks,
+)
 from engine.model_config import ModelConfig
-from engine.runner import ModelRunner
+from engine.padded_steps import PaddedSteps
+from engine.runner import GraphPath, ModelRunner
 from engine.scheduler import Scheduler
 from engine.scheduler_config import SchedulerConfig
 from engine.weights import load_weights
+
+if TYPE_CHECKING:
+    from engine.gpu_runner import GpuModel
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -44,6 +57,13 @@ class EngineConfig:
     max_num_partial_prefills: int = SchedulerConfig.max_num_partial_prefills
     max_long_partial_prefills: int = SchedulerConfig.max_long_partial_prefills
     long_prefill_token_threshold: int = SchedulerConfig.long_prefill_token_threshold
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that weights, steps, graphs and KV blocks may take together."""
+    graph_mode: str = "auto"
+    """A name of `engine.graphs.GraphMode`, or "auto": FULL_DECODE_ONLY on a GPU, else NONE. On a
+    CPU nothing is recorded: steps are padded as they would be, for tests."""
+    capture_sizes: tuple[int, ...] | None = None
+    """Sizes of graphs, in tokens. None: 1, 2, 4, 8, 16, 24 and so on up to `max_num_seqs`."""
     num_threads: int | None = None
     """Threads of one tensor operation on a CPU. None: PyTorch's choice."""
 
@@ -75,6 +95,9 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
     dtype = _resolve_dtype(config.dtype, model_config.dtype)
     device = _resolve_device(config.device)
     context_length = _resolve_context(config.max_model_len, model_config)
+    options = GraphOptions.resolve(
+        config.graph_mode, config.capture_sizes, config.max_num_seqs, device.type == "cuda"
+    )
     if config.num_threads is not None:
         if config.num_threads < 1:
             raise StartupError(f"num_threads must be at least 1, is {config.num_threads}")
@@ -82,14 +105,20 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
     began = time.monotonic()
     weights = load_weights(config.model, model_config, _DTYPES[dtype], device, progress)
     progress(f"weights loaded in {time.monotonic() - began:.1f} s ({dtype}, {device})")
-    kv_cache = _allocate_kv_cache(config, model_config, _DTYPES[dtype], device)
+    shape = _block_shape(config, model_config, _DTYPES[dtype])
+    gpu = _load_gpu(model_config, weights, shape, context_length, options)
+    kv_cache = _allocate_kv_cache(config, shape, device, gpu)
     progress(
         f"KV cache: {kv_cache.num_blocks} blocks of {config.block_size} tokens, "
         f"{kv_cache.num_bytes / 2**20:.0f} MiB"
     )
     pool = BlockPool(kv_cache.num_blocks, config.block_size)
     max_model_len = min(context_length, kv_cache.num_blocks * config.block_size)
-    runner = ModelRunner(Decoder(model_config, weights), kv_cache, GatherAttention(kv_cache))
+    if gpu is not None:
+        runner = gpu.make_runner(kv_cache, config.max_num_seqs, progress)
+    else:
+        decoder, attention = Decoder(model_config, weights), GatherAttention(kv_cache)
+        runner = _cpu_runner(decoder, attention, options, kv_cache)
     return Engine(
         config=config,
         model_config=model_config,
@@ -131,23 +160,58 @@ def _resolve_context(wanted: int | None, model_config: ModelConfig) -> int:
     return wanted
 
 
-def _allocate_kv_cache(
-    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> KVCache:
+def _load_gpu(
+    model_config: ModelConfig,
+    weights: DecoderWeights,
+    shape: BlockShape,
+    max_model_len: int,
+    options: GraphOptions,
+) -> GpuModel | None:
+    """The GPU's part of the engine; None where the weights lie on a CPU."""
+    if weights.embedding.device.type != "cuda":
+        return None
+    from engine.gpu_runner import GpuModel  # Needs Triton, which a CPU does not.
+
+    return GpuModel(model_config, weights, shape, max_model_len, options)
+
+
+def _cpu_runner(
+    decoder: Decoder, attention: AttentionBackend, options: GraphOptions, cache: KVCache
+) -> ModelRunner:
+    dispatcher = GraphDispatcher(options)
+    graphs = None
+    if dispatcher.keys():
+        graphs = GraphPath(PaddedSteps(decoder, attention, dispatcher.largest), dispatcher)
+    return ModelRunner(decoder, cache, attention, graphs)
+
+
+def _block_shape(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> BlockShape:
     if config.block_size < 1:
         raise StartupError(f"block_size must be at least 1, is {config.block_size}")
-    shape = BlockShape(
+    return BlockShape(
         num_layers=model_config.num_layers,
         num_kv_heads=model_config.num_kv_heads,
         block_size=config.block_size,
         head_dim=model_config.head_dim,
         dtype=dtype,
     )
+
+
+def _allocate_kv_cache(
+    config: EngineConfig, shape: BlockShape, device: torch.device, gpu: GpuModel | None
+) -> KVCache:
+    def default() -> MemoryBudget:
+        if gpu is None:
+            return cpu_budget(available_memory())
+        return gpu.kv_budget(
+            config.max_num_batched_tokens, config.max_num_seqs, config.gpu_memory_utilization
+        )
+
     num_blocks = decide_num_blocks(
         shape.num_bytes,
         config.num_gpu_blocks_override,
         config.kv_cache_memory_bytes,
-        available_memory(device),
+        default,
     )
     try:
         return KVCache(shape, num_blocks, device)

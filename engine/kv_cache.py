@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,16 +103,45 @@ def _untouched_zeros(num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(pages, dtype=dtype)
 
 
+@dataclass(frozen=True)
+class MemoryBudget:
+    """What the KV cache gets where nobody says how much."""
+
+    num_bytes: int
+    origin: str
+    """How it came to that, for the error if it is too little."""
+
+
+def cpu_budget(available_bytes: int) -> MemoryBudget:
+    """A quarter of the memory available, at most 4 GiB."""
+    return MemoryBudget(
+        min(_DEFAULT_BYTES, int(available_bytes * _DEFAULT_SHARE)),
+        f"a quarter of the {available_bytes} bytes of memory available",
+    )
+
+
+def gpu_budget(
+    total_bytes: int, free_bytes: int, reserved_bytes: int, utilization: float
+) -> MemoryBudget:
+    """What `utilization` of a GPU leaves beside what is in use, weights included, and what the
+    steps will take."""
+    used = total_bytes - free_bytes
+    return MemoryBudget(
+        max(0, int(total_bytes * utilization) - used - reserved_bytes),
+        f"{utilization:g} of the GPU's {total_bytes} bytes, less {used} in use and "
+        f"{reserved_bytes} for a step and its graphs",
+    )
+
+
 def decide_num_blocks(
     block_bytes: int,
     num_blocks_override: int | None,
     memory_bytes: int | None,
-    available_bytes: int,
+    default: Callable[[], MemoryBudget],
 ) -> int:
-    """Number of blocks: the override, else what fits the memory given, else a default.
+    """Number of blocks: the override, else what fits the memory given, else the default.
 
-    The default is a quarter of the available memory, at most 4 GiB. Raises StartupError when
-    not one block fits.
+    `default` is asked only where it counts. Raises StartupError when not one block fits.
     """
     if num_blocks_override is not None:
         if num_blocks_override < 1:
@@ -119,24 +149,21 @@ def decide_num_blocks(
                 f"num_gpu_blocks_override must be at least 1, is {num_blocks_override}"
             )
         return num_blocks_override
-    budget, origin = memory_bytes, "kv_cache_memory_bytes"
-    if budget is None:
-        budget = min(_DEFAULT_BYTES, int(available_bytes * _DEFAULT_SHARE))
-        origin = f"a quarter of the {available_bytes} bytes of memory available"
-    num_blocks = budget // block_bytes
+    if memory_bytes is not None:
+        budget = MemoryBudget(memory_bytes, "kv_cache_memory_bytes")
+    else:
+        budget = default()
+    num_blocks = budget.num_bytes // block_bytes
     if num_blocks < 1:
         raise StartupError(
             f"no room for a single KV block: a block takes {block_bytes} bytes, "
-            f"the KV cache gets {budget} ({origin})"
+            f"the KV cache gets {budget.num_bytes} ({budget.origin})"
         )
     return num_blocks
 
 
-def available_memory(device: torch.device) -> int:
-    """Bytes that `device` can still give: of the GPU, or of this machine or container."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
+def available_memory() -> int:
+    """Bytes that this machine or container can still give."""
     return min(_machine_memory(), _container_memory())
 
 

@@ -60,7 +60,17 @@ class WorkerSettings(TlsSettings):
         None, ge=1, description="Exact number of KV blocks (on any device)."
     )
     kv_cache_memory_bytes: int | None = Field(
-        None, ge=1, description="Memory for KV blocks; default: a share of what is free."
+        None,
+        ge=1,
+        description="Memory for KV blocks; default: a share of what is free, and on a GPU what "
+        "--gpu-memory-utilization leaves.",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of a GPU's memory for weights, steps, graphs and KV blocks together, "
+        "unless the number or the memory of KV blocks is given.",
     )
     max_model_len: int | None = Field(
         None, ge=1, description="Longest sequence in tokens; default: the model's context."
@@ -81,6 +91,19 @@ class WorkerSettings(TlsSettings):
     )
     long_prefill_token_threshold: int = Field(
         1024, ge=1, description="Tokens from which on a prompt counts as long."
+    )
+
+    graph_mode: Literal[
+        "auto", "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"
+    ] = Field(
+        "auto",
+        description="Which steps of a GPU are recorded as CUDA graphs; auto: FULL_DECODE_ONLY. "
+        "On a CPU, auto is NONE, and the others only pad the steps, for tests.",
+    )
+    capture_sizes: list[int] | None = Field(
+        None,
+        description="Tokens of the graphs, as a JSON list; default: 1, 2, 4, 8, 16, 24 and so on "
+        "up to --max-num-seqs. Larger steps run without a graph.",
     )
 
     lease_s: float = Field(10.0, gt=0, description="Life of exported blocks without renewal.")
@@ -130,6 +153,9 @@ class WorkerSettings(TlsSettings):
             max_num_partial_prefills=self.max_num_partial_prefills,
             max_long_partial_prefills=self.max_long_partial_prefills,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            graph_mode=self.graph_mode,
+            capture_sizes=None if self.capture_sizes is None else tuple(self.capture_sizes),
         )
 
     def digest_plan(self) -> DigestPlan:

@@ -45,6 +45,10 @@ class StepAttention(ABC):
 class AttentionBackend(ABC):
     """Attention over one KV cache."""
 
+    reads_masked_keys = True
+    """Whether keys that a mask hides are read, so that the unwritten end of a block must be
+    finite."""
+
     @abstractmethod
     def prepare(self, chunks: Sequence[SequenceChunk], slot_mapping: list[int]) -> StepAttention:
         """Plans one step.

@@ -81,3 +81,12 @@ def test_blocks_full_of_nan_from_an_earlier_use_change_nothing(
     engine = make_engine(folder)
     engine.kv_cache.data.fill_(float("nan"))
     assert run_prompts(engine, PROMPTS) == expected
+
+
+@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL"])
+def test_steps_padded_to_the_sizes_of_graphs_give_the_reference_tokens(
+    variant: tuple[Path, Tokens], mode: str
+) -> None:
+    folder, expected = variant
+    engine = make_engine(folder, graph_mode=mode, capture_sizes=(4, 5, 16, 300))
+    assert run_prompts(engine, PROMPTS) == expected

@@ -1,0 +1,35 @@
+"""Kernels compiled ahead of time: nothing spills, and everything fits the shared memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.kernels import (
+    ARCHITECTURES,
+    MODEL_SHAPES,
+    SHARED_LIMITS,
+    ModelShape,
+    compile_for,
+    model_launches,
+)
+
+
+def check(shape: ModelShape, architecture: int) -> None:
+    launches = model_launches(shape)
+    names = {launch.kernel.__name__ for launch in launches}
+    assert len(names) == 7
+    for launch in launches:
+        usage = compile_for(launch, architecture)
+        assert usage.spilled_bytes == 0, launch
+        assert usage.shared_bytes <= SHARED_LIMITS[architecture], launch
+
+
+def test_kernels_of_an_8b_model_spill_nothing_on_sm_90() -> None:
+    check(MODEL_SHAPES[0], 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", MODEL_SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_spill_nothing(shape: ModelShape, architecture: int) -> None:
+    check(shape, architecture)

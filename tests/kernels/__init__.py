@@ -1,0 +1,1 @@
+"""Tests that run in a process of their own: see test_interpreter.py in tests/engine."""
