@@ -8,6 +8,7 @@ import logging
 import ssl
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from kubernetes.client import ApiClient
@@ -28,6 +29,7 @@ from router.metrics_adapter.certificate import (
 )
 from router.metrics_adapter.front_proxy import FrontProxy
 from router.metrics_adapter.protocol import PeerNameProtocol
+from router.metrics_adapter.sampler import DemandSampler
 from router.metrics_adapter.settings import AdapterSettings
 
 logger = logging.getLogger(__name__)
@@ -63,8 +65,10 @@ class Adapter:
         if self._settings.requestheader_client_ca_file is not None:
             ca = _read(self._settings.requestheader_client_ca_file)
             self._trust(FrontProxy(ca, frozenset(self._settings.requestheader_allowed_names)))
+        sampler = DemandSampler(DemandBoard(self._redis).sums, time.monotonic)
+        self._tasks.start(sampler.run())
         api = MetricsApi(
-            DemandBoard(self._redis).sums,
+            sampler.averages,
             self._front_proxy,
             self._settings.namespace,
             lambda: datetime.datetime.now(datetime.UTC),
