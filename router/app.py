@@ -27,6 +27,7 @@ from core.tokenizer import Tokenizer
 from router.admission import Admission, AdmissionConfig
 from router.admission_metrics import AdmissionMetrics
 from router.breaker import Breaker
+from router.deletion_cost import DeletionCosts, pod_namespace
 from router.demand_board import DemandBoard
 from router.demand_metrics import DemandMetrics
 from router.demand_publisher import DemandPublisher, RouterIdentity
@@ -160,6 +161,8 @@ class Router:
         self._tasks.start(self._follow_readiness())
         for part in (self._table, self._tenants, self._quotas, self._admission, self._demand):
             self._tasks.start(part.run())
+        if (namespace := pod_namespace()) is not None:
+            self._tasks.start(_keep_deletion_costs(self._pool, namespace))
         return Addresses(grpc, http)
 
     async def wait_ready(self) -> None:
@@ -200,6 +203,18 @@ class Router:
             if self._pool.is_ready:
                 self._is_ready.set()
             await self._pool.wait_changed()
+
+
+async def _keep_deletion_costs(pool: WorkerPool, namespace: str) -> None:
+    # Only in a cluster, since it takes a third of a second to import.
+    from router.kubernetes_client import connect, write_deletion_cost
+
+    api = await asyncio.to_thread(connect)
+
+    async def write(pod: str, cost: int) -> None:
+        await asyncio.to_thread(write_deletion_cost, api, namespace, pod, cost)
+
+    await DeletionCosts(pool, write).run()
 
 
 async def serve(settings: RouterSettings) -> None:

@@ -19,6 +19,7 @@ from core.logs import event
 from core.redis_client import connect_redis
 from core.rpc import wait_for_stop_signal
 from core.tasks import TaskSet
+from router import kubernetes_client
 from router.demand_board import DemandBoard
 from router.metrics_adapter import cluster
 from router.metrics_adapter.api import MetricsApi
@@ -35,6 +36,10 @@ from router.metrics_adapter.settings import AdapterSettings
 logger = logging.getLogger(__name__)
 
 _REFRESH_S = 60.0
+_WITHOUT_CLUSTER = (
+    "without a cluster it takes --requestheader-client-ca-file and, for the certificate, "
+    "--tls-cert-file and --tls-key-file or --no-patch-api-service"
+)
 _STOP_GRACE_S = 1.0
 
 
@@ -57,11 +62,11 @@ class Adapter:
         """Listens at the `host:port` that it returns. Raises StartupError."""
         self._load_certificate()
         if self._needs_cluster:
-            self._api = await asyncio.to_thread(cluster.connect)
             try:
+                self._api = await asyncio.to_thread(kubernetes_client.connect)
                 await self._refresh()
-            except Unavailable as error:
-                raise StartupError(error.message) from error
+            except (StartupError, Unavailable) as error:
+                raise StartupError(f"{error.message}; {_WITHOUT_CLUSTER}") from error
         if self._settings.requestheader_client_ca_file is not None:
             ca = _read(self._settings.requestheader_client_ca_file)
             self._trust(FrontProxy(ca, frozenset(self._settings.requestheader_allowed_names)))
