@@ -8,8 +8,12 @@ import math
 import os
 import random
 import sys
+import time
 import uuid
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -31,6 +35,7 @@ from router.deletion_cost import DeletionCosts, pod_namespace
 from router.demand_board import DemandBoard
 from router.demand_metrics import DemandMetrics
 from router.demand_publisher import DemandPublisher, RouterIdentity
+from router.demand_sampler import DemandSampler
 from router.fallback import Fallback, FallbackConfig
 from router.http.app import HttpApi
 from router.http.protocol import BoundedHeaders
@@ -79,6 +84,7 @@ class Router:
         rng = random.Random()
         self._redis = connect_redis(settings.redis_url)
         self._tasks = TaskSet()
+        self._background: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._is_ready = asyncio.Event()
         self._is_draining = False
         self._pool = WorkerPool(
@@ -129,9 +135,11 @@ class Router:
             rng=rng,
             metrics=RouterMetrics(CollectorRegistry()),
         )
+        board = DemandBoard(self._redis)
+        identity = RouterIdentity(router_id, settings.release, limits.served_name, _digest(folder))
         self._demand = DemandPublisher(
-            DemandBoard(self._redis),
-            RouterIdentity(router_id, settings.release, limits.served_name, _digest(folder)),
+            board,
+            identity,
             self._admission,
             self._pool,
         )
@@ -149,7 +157,10 @@ class Router:
         )
         self._http: HttpServer | None = None
         if settings.http_port is not None:
-            api = HttpApi(self._table, generation, settings.request_timeout_s)
+            sampler = DemandSampler(board.sums, time.monotonic)
+            self._background.append(sampler.run)
+            demand = partial(sampler.average, (identity.release, identity.model))
+            api = HttpApi(self._table, generation, settings.request_timeout_s, demand)
             app = api.asgi(settings.cors_origins.replace(",", " ").split())
             self._http = HttpServer(app, settings.host, settings.http_port, BoundedHeaders)
 
@@ -161,6 +172,8 @@ class Router:
         self._tasks.start(self._follow_readiness())
         for part in (self._table, self._tenants, self._quotas, self._admission, self._demand):
             self._tasks.start(part.run())
+        for run in self._background:
+            self._tasks.start(run())
         if (namespace := pod_namespace()) is not None:
             self._tasks.start(_keep_deletion_costs(self._pool, namespace))
         return Addresses(grpc, http)

@@ -19,9 +19,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.errors import BatonError, InvalidArgument
+from router.demand_sampler import Sums
 from router.metrics_adapter.front_proxy import FrontProxy
 from router.metrics_adapter.protocol import PEER_NAME
-from router.metrics_adapter.sampler import Sums
 from router.metrics_adapter.selector import label_value, parse_selector
 
 GROUP = "external.metrics.k8s.io"

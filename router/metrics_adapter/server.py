@@ -21,6 +21,7 @@ from core.rpc import wait_for_stop_signal
 from core.tasks import TaskSet
 from router import kubernetes_client
 from router.demand_board import DemandBoard
+from router.demand_sampler import DemandSampler
 from router.metrics_adapter import cluster
 from router.metrics_adapter.api import MetricsApi
 from router.metrics_adapter.certificate import (
@@ -30,7 +31,6 @@ from router.metrics_adapter.certificate import (
 )
 from router.metrics_adapter.front_proxy import FrontProxy
 from router.metrics_adapter.protocol import PeerNameProtocol
-from router.metrics_adapter.sampler import DemandSampler
 from router.metrics_adapter.settings import AdapterSettings
 
 logger = logging.getLogger(__name__)

@@ -29,6 +29,13 @@ class DemandSampler:
         now = self._clock()
         return {key: self._averages[key].add(totals, now) for key, totals in sums.items()}
 
+    async def average(self, deployment: Deployment) -> Totals:
+        """Of one of them. Raises Unavailable."""
+        averages = await self.averages()
+        if deployment not in averages:
+            raise Unavailable(f"no router of {deployment[0]} has reported its demand")
+        return averages[deployment]
+
     async def run(self) -> None:
         """Until cancelled. What cannot be seen is left out: who asks is told."""
         while True:
