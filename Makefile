@@ -72,6 +72,7 @@ bench: $(DEV_STAMP) ## run the quick benchmarks
 	$(BIN)/python -m bench.router --quick
 	$(BIN)/python -m bench.index --quick
 	$(BIN)/python -m bench.routing
+	$(BIN)/python -m bench.autoscale
 
 $(BIN)/python:
 	@# Some systems ship Python without ensurepip; their own pip can stand in for it.

@@ -24,10 +24,10 @@ from pathlib import Path
 from bench.autoscale_sim import DECODE, PREFILL, Deployment, Outcome, Role, Scale, Simulation
 from bench.hpa import (
     DEFAULT_DOWN,
+    DEFAULT_UP,
     SYNC_S,
     Autoscaler,
     Behavior,
-    Rate,
     Rules,
     num_oscillations,
     wish_of_total,
@@ -58,8 +58,9 @@ UTILIZATION_TARGET = 0.7
 BEHAVIOR = Behavior(
     min_replicas=1,
     max_replicas=64,
-    up=Rules((Rate("pods", 4, 15.0), Rate("percent", 100, 15.0))),
-    down=Rules(DEFAULT_DOWN.rates, DEFAULT_DOWN.window_s),
+    # A burst that is over within two rounds starts no pod.
+    up=Rules(DEFAULT_UP.rates, window_s=30.0),
+    down=DEFAULT_DOWN,
 )
 NUM_SYNTHETIC = 6000
 MIN_ATTAINMENT = 0.9
@@ -88,7 +89,7 @@ class Scalers:
         }
 
     def _wanted(self, simulation: Simulation, current: dict[Role, int]) -> dict[Role, list[int]]:
-        demand = simulation.demand()
+        demand = simulation.demand
         return {
             PREFILL: [
                 wish_of_total(demand.prefill_prompts, PROMPTS_TARGET, current[PREFILL]),

@@ -18,11 +18,12 @@ from bench.hpa import SYNC_S
 from bench.routing_decode_pod import DecodePod
 from bench.routing_pods import BLOCK, Clock, CostModel, Holdings, Job, PrefillPod
 from bench.routing_trace import LruBlocks, Request
-from router.demand import Pace, RefusedWork, Totals, Work, worker_totals
+from router.demand import DemandAverage, Pace, RefusedWork, Totals, Work, worker_totals
 
 PREFILL, DECODE = types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE
 Role: TypeAlias = types_pb2.Role.ValueType
 PREFILL_AHEAD_S = 0.1
+SAMPLE_S = 1.0
 PodT = TypeVar("PodT", PrefillPod, "BusyDecodePod")
 
 
@@ -63,8 +64,8 @@ class Fleet(Generic[PodT]):
         self, clock: Clock, make: Callable[[str], PodT], work: Callable[[PodT], float]
     ) -> None:
         self._clock = clock
-        self._make = make
-        self._work = work
+        self._make: Callable[[str], PodT] = make
+        self._work: Callable[[PodT], float] = work
         self._members: list[_Member[PodT]] = []
         self._num_made = 0
         self._counted_at = 0.0
@@ -157,6 +158,9 @@ class Simulation:
         self._line: deque[Job] = deque()
         self._waits_for: Role = PREFILL
         self._refused = RefusedWork()
+        self._average = DemandAverage()
+        self.demand = Totals()
+        """As the metrics adapter tells it."""
         self._outcome = Outcome()
         self._num_open = 0
 
@@ -170,6 +174,7 @@ class Simulation:
             self._fleet(role).scale(replicas, startup_s=0.0)
         for number, request in enumerate(requests):
             self._arrive_at(number, request)
+        self._sample(0.0)
         self._round(0.0)
         self.clock.run()
         for fleet in (self.prefill, self.decode):
@@ -177,8 +182,7 @@ class Simulation:
             self._outcome.pod_seconds += fleet.pod_seconds
         return self._outcome
 
-    def demand(self) -> Totals:
-        """As the metrics adapter would tell it."""
+    def _demand_now(self) -> Totals:
         line = Work(
             len(self._line),
             sum(job.request.num_prompt for job in self._line),
@@ -197,6 +201,14 @@ class Simulation:
 
     def _pace(self) -> Pace:
         return Pace(self.deployment.costs.prefill_s(1000, 0) / 1000, decode_s=5.0)
+
+    def _sample(self, at_s: float) -> None:
+        def act() -> None:
+            self.demand = self._average.add(self._demand_now(), self.clock.now)
+            if self._num_open:
+                self._sample(self.clock.now + SAMPLE_S)
+
+        self.clock.at(at_s, act)
 
     def _round(self, at_s: float) -> None:
         def act() -> None:

@@ -8,9 +8,12 @@ import math
 import os
 import random
 import sys
+import time
 import uuid
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -29,9 +32,11 @@ from core.tokenizer import Tokenizer
 from router.admission import Admission, AdmissionConfig
 from router.admission_metrics import AdmissionMetrics
 from router.breaker import Breaker
+from router.deletion_cost import DeletionCosts, pod_namespace
 from router.demand_board import DemandBoard
 from router.demand_metrics import DemandMetrics
 from router.demand_publisher import DemandPublisher, RouterIdentity
+from router.demand_sampler import DemandSampler
 from router.fallback import Fallback, FallbackConfig
 from router.http.app import HttpApi
 from router.http.bodies import WriteBatch
@@ -81,6 +86,7 @@ class Router:
         rng = random.Random()
         self._redis = connect_redis(settings.redis_url)
         self._tasks = TaskSet()
+        self._background: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._is_ready = asyncio.Event()
         self._is_draining = False
         self._pool = WorkerPool(
@@ -132,9 +138,11 @@ class Router:
             rng=rng,
             metrics=RouterMetrics(CollectorRegistry()),
         )
+        board = DemandBoard(self._redis)
+        identity = RouterIdentity(router_id, settings.release, limits.served_name, _digest(folder))
         self._demand = DemandPublisher(
-            DemandBoard(self._redis),
-            RouterIdentity(router_id, settings.release, limits.served_name, _digest(folder)),
+            board,
+            identity,
             self._admission,
             self._pool,
         )
@@ -152,7 +160,10 @@ class Router:
         )
         self._http: HttpServer | None = None
         if settings.http_port is not None:
-            api = HttpApi(self._table, generation, settings.request_timeout_s)
+            sampler = DemandSampler(board.sums, time.monotonic)
+            self._background.append(sampler.run)
+            demand = partial(sampler.average, (identity.release, identity.model))
+            api = HttpApi(self._table, generation, settings.request_timeout_s, demand)
             app = api.asgi(settings.cors_origins.replace(",", " ").split())
             self._http = HttpServer(
                 app, settings.host, settings.http_port, partial(StreamProtocol, batch=WriteBatch())
@@ -166,6 +177,10 @@ class Router:
         self._tasks.start(self._follow_readiness())
         for part in (self._table, self._tenants, self._quotas, self._admission, self._demand):
             self._tasks.start(part.run())
+        for run in self._background:
+            self._tasks.start(run())
+        if (namespace := pod_namespace()) is not None:
+            self._tasks.start(_keep_deletion_costs(self._pool, namespace))
         return Addresses(grpc, http)
 
     async def wait_ready(self) -> None:
@@ -206,6 +221,18 @@ class Router:
             if self._pool.is_ready:
                 self._is_ready.set()
             await self._pool.wait_changed()
+
+
+async def _keep_deletion_costs(pool: WorkerPool, namespace: str) -> None:
+    # Only in a cluster, since it takes a third of a second to import.
+    from router.kubernetes_client import connect, write_deletion_cost
+
+    api = await asyncio.to_thread(connect)
+
+    async def write(pod: str, cost: int) -> None:
+        await asyncio.to_thread(write_deletion_cost, api, namespace, pod, cost)
+
+    await DeletionCosts(pool, write).run()
 
 
 async def serve(settings: RouterSettings) -> None:

@@ -11,6 +11,7 @@ the demand that it turns away.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
@@ -18,6 +19,8 @@ from dataclasses import astuple, dataclass
 from baton.v1 import types_pb2
 from core.errors import Unavailable
 
+MEMORY_S = 30.0
+"""Over which demand is averaged: two rounds of the autoscaler, half of a pod's start."""
 REFUSED_WINDOW_S = 15.0
 """Span over which the rate of refusals is measured: that of a round of the autoscaler."""
 
@@ -106,6 +109,31 @@ class RefusedWork:
     def _forget_old(self, now: float) -> None:
         while self._refused and self._refused[0][0] <= now - self._window_s:
             self._refused.popleft()
+
+
+class DemandAverage:
+    """Demand over the last seconds: a queue that is looked at once in a while shows its bursts,
+    and a fleet that follows those is too large, and never at rest.
+
+    An exponential average by time, with `memory_s` as its time constant.
+    """
+
+    def __init__(self, memory_s: float = MEMORY_S) -> None:
+        self._memory_s = memory_s
+        self._value: Totals | None = None
+        self._at = 0.0
+
+    def add(self, totals: Totals, now: float) -> Totals:
+        """One sample; the average with it."""
+        if self._value is None:
+            self._value = totals
+        else:
+            share = 1.0 - math.exp(-(now - self._at) / self._memory_s)
+            old, new = astuple(self._value), astuple(totals)
+            mean = (a + share * (b - a) for a, b in zip(old, new, strict=True))
+            self._value = Totals(*mean)
+        self._at = now
+        return self._value
 
 
 Deployment = tuple[str, str]

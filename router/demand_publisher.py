@@ -47,15 +47,21 @@ class DemandPublisher:
         """What this router knows and no worker: who waits here, and who was refused."""
         return self._admission.demand(has_decode=self._usable(types_pb2.ROLE_DECODE) > 0)
 
-    def record(self) -> types_pb2.RouterDemand:
-        """This router's entry on the board."""
+    def record(self) -> types_pb2.RouterDemand | None:
+        """This router's entry on the board; None as long as it cannot tell whose workers are its.
+
+        Their demand would be missing from the sum.
+        """
         identity, own = self._identity, self.own()
         fingerprint = self._pool.fingerprint
+        digest = identity.model_digest or (fingerprint.model if fingerprint else "")
+        if not digest:
+            return None
         return types_pb2.RouterDemand(
             router_id=identity.router_id,
             release=identity.release,
             model=identity.model,
-            model_digest=identity.model_digest or (fingerprint.model if fingerprint else ""),
+            model_digest=digest,
             prefill_prompts=own.prefill_prompts,
             prefill_queued_tokens=own.prefill_queued_tokens,
             decode_sequences=own.decode_sequences,
@@ -71,7 +77,8 @@ class DemandPublisher:
         try:
             while True:
                 try:
-                    await self._board.publish(self.record())
+                    if (record := self.record()) is not None:
+                        await self._board.publish(record)
                     was_ok = True
                 except Unavailable as error:
                     if was_ok:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware.cors import CORSMiddleware
@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.chat_template import ChatMessage
 from core.errors import InvalidArgument
+from router.demand import Totals
 from router.http.answer import answer
 from router.http.call import Call
 from router.http.errors import CLIENT_LEFT, ClientLeft, HttpError, to_http
@@ -30,8 +31,8 @@ from router.request import Generation
 from router.requests import RequestTable
 
 MAX_HEADER_BYTES = 32 << 10
-_OPEN_PATHS = frozenset({"/health", "/metrics"})
-"""For probes and Prometheus, which have no key."""
+_OPEN_PATHS = frozenset({"/health", "/metrics", "/demand"})
+"""For probes, Prometheus and autoscalers, which have no key."""
 
 Handler = Callable[[Call], Awaitable[None]]
 
@@ -43,6 +44,7 @@ class HttpApi:
     table: RequestTable
     shared: Generation
     request_timeout_s: float
+    demand: Callable[[], Awaitable[Totals]]
     started_at: float = field(default_factory=time.time)
 
     def asgi(self, cors_origins: list[str]) -> ASGIApp:
@@ -56,6 +58,7 @@ class HttpApi:
             ("/detokenize", "POST", self.detokenize),
             ("/health", "GET", self.health),
             ("/metrics", "GET", self.metrics),
+            ("/demand", "GET", self.whole_demand),
         ]
         router = Router(
             [Route(path, _Endpoint(handler), methods=[method]) for path, method, handler in routes],
@@ -137,6 +140,10 @@ class HttpApi:
     async def metrics(self, call: Call) -> None:
         body = generate_latest(self.shared.metrics.registry)
         await call.reply(200, body, content_type=CONTENT_TYPE_LATEST)
+
+    async def whole_demand(self, call: Call) -> None:
+        """Of the whole deployment, as autoscalers outside Kubernetes' own API read it."""
+        await call.reply_json(asdict(await self.demand()))
 
     def _reply(self, call: Call) -> Reply:
         return Reply(call.request_id, int(time.time()), self.shared.limits.served_name)

@@ -7,7 +7,7 @@ request's state: only the API server's front proxy, which has authorized the use
 from __future__ import annotations
 
 import datetime
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from core.errors import BatonError, InvalidArgument
-from router.demand import Deployment, Totals
+from router.demand_sampler import Sums
 from router.metrics_adapter.front_proxy import FrontProxy
 from router.metrics_adapter.protocol import PEER_NAME
 from router.metrics_adapter.selector import label_value, parse_selector
@@ -44,8 +44,6 @@ _REASONS = {
     500: "InternalError",
     503: "ServiceUnavailable",
 }
-
-Sums = Callable[[], Awaitable[dict[Deployment, Totals]]]
 
 
 @dataclass(frozen=True)

@@ -4,44 +4,25 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from kubernetes import client, config
-from kubernetes.client.exceptions import ApiException
-from kubernetes.config.config_exception import ConfigException
-from urllib3.exceptions import HTTPError
+from kubernetes import client
 
-from core.errors import StartupError, Unavailable
+from core.errors import Unavailable
+from router.kubernetes_client import TIMEOUT_S, api_errors
 from router.metrics_adapter.api import GROUP, VERSION
 from router.metrics_adapter.front_proxy import FrontProxy
 
 _NAMESPACE = "kube-system"
 _CONFIG_MAP = "extension-apiserver-authentication"
 _API_SERVICE = f"{VERSION}.{GROUP}"
-_TIMEOUT_S = 10.0
-
-
-def connect() -> client.ApiClient:
-    """With this pod's service account. Raises StartupError outside a cluster."""
-    configuration = client.Configuration()
-    load: Any = config.load_incluster_config
-    try:
-        load(client_configuration=configuration)
-    except ConfigException as error:
-        raise StartupError(
-            f"not in a cluster ({error}): give --requestheader-client-ca-file and, for the "
-            "certificate, --tls-cert-file and --tls-key-file or --no-patch-api-service"
-        ) from error
-    return client.ApiClient(configuration)
 
 
 def read_front_proxy(api: client.ApiClient) -> FrontProxy:
     """Whom the API server says to trust. Raises Unavailable."""
-    with _api_errors(f"reading config map {_NAMESPACE}/{_CONFIG_MAP}"):
+    with api_errors(f"reading config map {_NAMESPACE}/{_CONFIG_MAP}"):
         config_map: Any = client.CoreV1Api(api).read_namespaced_config_map(
-            _CONFIG_MAP, _NAMESPACE, _request_timeout=_TIMEOUT_S
+            _CONFIG_MAP, _NAMESPACE, _request_timeout=TIMEOUT_S
         )
     return front_proxy_of(config_map.data or {})
 
@@ -58,19 +39,9 @@ def front_proxy_of(data: dict[str, str]) -> FrontProxy:
 def write_ca_bundle(api: client.ApiClient, ca: bytes) -> None:
     """Has the API server trust certificates of `ca` for this API. Raises Unavailable."""
     bundle = base64.b64encode(ca).decode()
-    with _api_errors(f"patching APIService {_API_SERVICE}"):
+    with api_errors(f"patching APIService {_API_SERVICE}"):
         services: Any = client.ApiregistrationV1Api(api)
-        current = services.read_api_service(_API_SERVICE, _request_timeout=_TIMEOUT_S)
+        current = services.read_api_service(_API_SERVICE, _request_timeout=TIMEOUT_S)
         if current.spec.ca_bundle != bundle:
             patch = {"spec": {"caBundle": bundle, "insecureSkipTLSVerify": False}}
-            services.patch_api_service(_API_SERVICE, patch, _request_timeout=_TIMEOUT_S)
-
-
-@contextmanager
-def _api_errors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except ApiException as error:
-        raise Unavailable(f"{what}: {error.status} {error.reason}") from error
-    except (HTTPError, OSError) as error:
-        raise Unavailable(f"{what}: {error}") from error
+            services.patch_api_service(_API_SERVICE, patch, _request_timeout=TIMEOUT_S)

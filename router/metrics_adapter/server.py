@@ -8,6 +8,7 @@ import logging
 import ssl
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from kubernetes.client import ApiClient
@@ -18,14 +19,12 @@ from core.logs import event
 from core.redis_client import connect_redis
 from core.rpc import wait_for_stop_signal
 from core.tasks import TaskSet
+from router import kubernetes_client
 from router.demand_board import DemandBoard
+from router.demand_sampler import DemandSampler
 from router.metrics_adapter import cluster
 from router.metrics_adapter.api import MetricsApi
-from router.metrics_adapter.certificate import (
-    ServingCertificate,
-    make_certificate,
-    service_names,
-)
+from router.metrics_adapter.certificate import make_certificate, service_names
 from router.metrics_adapter.front_proxy import FrontProxy
 from router.metrics_adapter.protocol import PeerNameProtocol
 from router.metrics_adapter.settings import AdapterSettings
@@ -33,6 +32,10 @@ from router.metrics_adapter.settings import AdapterSettings
 logger = logging.getLogger(__name__)
 
 _REFRESH_S = 60.0
+_WITHOUT_CLUSTER = (
+    "without a cluster it takes --requestheader-client-ca-file and, for the certificate, "
+    "--tls-cert-file and --tls-key-file or --no-patch-api-service"
+)
 _STOP_GRACE_S = 1.0
 
 
@@ -46,7 +49,8 @@ class Adapter:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         # Probes have no certificate; a wrong one ends in the handshake.
         self._context.verify_mode = ssl.CERT_OPTIONAL
-        self._own: ServingCertificate | None = None
+        self._ca_bundle: bytes | None = None
+        """What the API server must be told of the certificate."""
         self._api: ApiClient | None = None
         self._front_proxy = FrontProxy("")
         self._http: HttpServer | None = None
@@ -54,17 +58,20 @@ class Adapter:
     async def start(self) -> str:
         """Listens at the `host:port` that it returns. Raises StartupError."""
         self._load_certificate()
-        if self._needs_cluster:
-            self._api = await asyncio.to_thread(cluster.connect)
+        ca_file = self._settings.requestheader_client_ca_file
+        if self._ca_bundle is not None or ca_file is None:
             try:
+                self._api = await asyncio.to_thread(kubernetes_client.connect)
                 await self._refresh()
-            except Unavailable as error:
-                raise StartupError(error.message) from error
-        if self._settings.requestheader_client_ca_file is not None:
-            ca = _read(self._settings.requestheader_client_ca_file)
-            self._trust(FrontProxy(ca, frozenset(self._settings.requestheader_allowed_names)))
+            except (StartupError, Unavailable) as error:
+                raise StartupError(f"{error.message}; {_WITHOUT_CLUSTER}") from error
+        if ca_file is not None:
+            names = frozenset(self._settings.requestheader_allowed_names)
+            self._trust(FrontProxy(_read(ca_file), names))
+        sampler = DemandSampler(DemandBoard(self._redis).sums, time.monotonic)
+        self._tasks.start(sampler.run())
         api = MetricsApi(
-            DemandBoard(self._redis).sums,
+            sampler.averages,
             self._front_proxy,
             self._settings.namespace,
             lambda: datetime.datetime.now(datetime.UTC),
@@ -84,14 +91,6 @@ class Adapter:
         await self._tasks.cancel(_STOP_GRACE_S)
         await self._redis.aclose()
 
-    @property
-    def _patches(self) -> bool:
-        return self._own is not None and self._settings.patch_api_service
-
-    @property
-    def _needs_cluster(self) -> bool:
-        return self._patches or self._settings.requestheader_client_ca_file is None
-
     def _load_certificate(self) -> None:
         """The one that was given, else one of its own."""
         cert, key = self._settings.tls_cert_file, self._settings.tls_key_file
@@ -102,10 +101,12 @@ class Adapter:
                 self._context.load_cert_chain(cert, key)
                 return
             names = service_names(self._settings.service_name, self._settings.service_namespace)
-            self._own = make_certificate(names, datetime.datetime.now(datetime.UTC))
+            own = make_certificate(names, datetime.datetime.now(datetime.UTC))
+            if self._settings.patch_api_service:
+                self._ca_bundle = own.ca
             # The ssl module reads files only.
             with tempfile.NamedTemporaryFile(suffix=".pem") as file:
-                file.write(self._own.key + self._own.certificate)
+                file.write(own.key + own.certificate)
                 file.flush()
                 self._context.load_cert_chain(file.name)
         except (OSError, ssl.SSLError) as error:
@@ -125,8 +126,8 @@ class Adapter:
         assert self._api is not None
         if self._settings.requestheader_client_ca_file is None:
             self._trust(await asyncio.to_thread(cluster.read_front_proxy, self._api))
-        if self._own is not None and self._settings.patch_api_service:
-            await asyncio.to_thread(cluster.write_ca_bundle, self._api, self._own.ca)
+        if self._ca_bundle is not None:
+            await asyncio.to_thread(cluster.write_ca_bundle, self._api, self._ca_bundle)
 
     def _trust(self, front_proxy: FrontProxy) -> None:
         if front_proxy.ca != self._front_proxy.ca:

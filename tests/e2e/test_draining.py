@@ -13,7 +13,7 @@ import pytest
 
 from baton.v1 import types_pb2
 from client import Completion
-from core.errors import Unavailable
+from core.errors import Cancelled, Unavailable
 from tests.engine.harness import make_prompt
 from tests.faults.control import eventually
 from tests.faults.stack import ROUTER_ARGS, WORKER_ARGS, FaultStack, fault_stack
@@ -154,6 +154,7 @@ def is_refused(stack: FaultStack) -> bool:
     try:
         with stack.client() as client:
             client.status()
-    except Unavailable:
+    except (Unavailable, Cancelled):
+        # The latter for a call that comes in the very moment, on a connection from before.
         return True
     return False

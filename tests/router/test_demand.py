@@ -1,13 +1,14 @@
 """The numbers that autoscaling goes by: who counts for which role, and each only once."""
 
 import asyncio
+import math
 
 import pytest
 
 from baton.v1 import types_pb2
 from core.errors import ResourceExhausted, Unavailable
 from core.registry import Registry
-from router.demand import Pace, RefusedWork, Totals, Work, sum_up, worker_totals
+from router.demand import DemandAverage, Pace, RefusedWork, Totals, Work, sum_up, worker_totals
 from router.demand_board import DemandBoard
 from tests.router.test_admission import Bench, cancel, silver
 
@@ -86,6 +87,17 @@ def test_refused_work_is_forgotten_after_the_window():
     refused = RefusedWork(window_s=10.0)
     refused.note(Work(1, 1000, 80), patience_s=1.0, now=0.0)
     assert refused.totals(Pace(0.001, 5.0), now=10.0) == Totals()
+
+
+def test_an_average_begins_with_what_it_sees_first():
+    assert DemandAverage(memory_s=30.0).add(Totals(4, 400), 5.0) == Totals(4, 400)
+
+
+def test_an_average_forgets_by_time():
+    average = DemandAverage(memory_s=30.0)
+    average.add(Totals(10), 0.0)
+    later = average.add(Totals(0), 30.0)
+    assert later.prefill_prompts == pytest.approx(10 / math.e)
 
 
 async def test_who_waits_in_the_router_counts_for_the_role_without_room():

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from baton.v1 import types_pb2
 from tests.router.stack import wait_for
 
 
@@ -52,6 +53,22 @@ async def test_health_follows_the_workers(serve):
     assert ill.status_code == 503
 
 
+async def test_demand_is_that_of_the_whole_deployment(serve):
+    async with serve() as s:
+        for worker in (*s.stack.prefills, *s.stack.decodes):
+            worker.record.load.CopyFrom(types_pb2.Load(running=3))
+            await s.stack.registry.publish(worker.record)
+        await wait_for_status(s, "/demand", 200)
+        demand = (await s.http.get("/demand")).json()
+    assert demand.keys() == {
+        "prefill_prompts",
+        "prefill_queued_tokens",
+        "decode_sequences",
+        "decode_blocks",
+    }
+    assert 0 < demand["prefill_prompts"] <= 3
+
+
 async def test_metrics_count_requests_tokens_and_times(serve):
     async with serve() as s:
         await s.complete("Where?", n=2)
@@ -75,3 +92,11 @@ async def test_metrics_count_requests_tokens_and_times(serve):
         'baton_http_responses_total{status="200"} 3.0',
         'baton_http_responses_total{status="400"} 1.0',
     }
+
+
+async def wait_for_status(s, path, status):
+    for _ in range(100):
+        if (await s.http.get(path)).status_code == status:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{path} does not answer {status}")

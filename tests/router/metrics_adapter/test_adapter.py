@@ -194,6 +194,15 @@ async def test_routers_without_the_reports_of_their_workers_are_unavailable(serv
     assert "workers of baton have not reported" in response.json()["message"]
 
 
+async def test_a_value_is_an_average_over_the_last_seconds(served, demand, redis):
+    path = f"{ROOT}/namespaces/ns/baton_decode_blocks"
+    assert (await served.get(path)).json()["items"][0]["value"] == "7"
+    await DemandBoard(redis).publish(router("r0", decode_blocks=7000))
+    (label, value), _ = values(await served.get(path))
+    assert label == "m"
+    assert 7 < int(value.removesuffix("m")) / 1000 < 3500
+
+
 async def test_without_redis_it_is_unavailable(served, demand, redis_server):
     redis_server.kill()
     response = await served.get(f"{ROOT}/namespaces/ns/baton_decode_blocks")

@@ -11,6 +11,7 @@ import pytest
 from kubernetes.client import ApiClient, Configuration
 
 from core.errors import StartupError, Unavailable
+from router import kubernetes_client
 from router.metrics_adapter import cluster
 from router.metrics_adapter.server import Adapter
 from router.metrics_adapter.settings import AdapterSettings
@@ -20,6 +21,9 @@ CONFIG_MAP = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-auth
 API_SERVICE = "/apis/apiregistration.k8s.io/v1/apiservices/v1beta1.external.metrics.k8s.io"
 
 
+POD = "/api/v1/namespaces/baton/pods/decode-0"
+
+
 class ApiServer(ThreadingHTTPServer):
     def __init__(self, ca):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -27,6 +31,7 @@ class ApiServer(ThreadingHTTPServer):
         self.config = {"requestheader-client-ca-file": ca, "requestheader-allowed-names": names}
         self.spec = {"groupPriorityMinimum": 100, "versionPriority": 100}
         self.num_patches = 0
+        self.pod = {"metadata": {"name": "decode-0"}}
 
     def client(self):
         return ApiClient(Configuration(host=f"http://127.0.0.1:{self.server_address[1]}"))
@@ -39,6 +44,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_PATCH(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.path == POD:
+            self.server.pod["metadata"] |= body["metadata"]
+            self.answer(self.server.pod)
+            return
         self.server.spec |= body["spec"]
         self.server.num_patches += 1
         self.answer({"spec": self.server.spec})
@@ -72,7 +81,7 @@ def api_server(front_proxy):
 
 @pytest.fixture
 async def adapter(redis_server, api_server, monkeypatch):
-    monkeypatch.setattr(cluster, "connect", api_server.client)
+    monkeypatch.setattr(kubernetes_client, "connect", api_server.client)
     adapter = Adapter(
         AdapterSettings(
             host="127.0.0.1",
@@ -130,3 +139,15 @@ def test_an_api_server_that_is_away_is_unavailable():
     client = ApiClient(Configuration(host="http://127.0.0.1:1"))
     with pytest.raises(Unavailable, match="patching APIService"):
         cluster.write_ca_bundle(client, b"ca")
+
+
+def test_a_pods_deletion_cost_is_an_annotation(api_server):
+    kubernetes_client.write_deletion_cost(api_server.client(), "baton", "decode-0", 3)
+    annotations = api_server.pod["metadata"]["annotations"]
+    assert annotations == {"controller.kubernetes.io/pod-deletion-cost": "3"}
+
+
+def test_a_cost_that_cannot_be_written_is_unavailable():
+    client = ApiClient(Configuration(host="http://127.0.0.1:1"))
+    with pytest.raises(Unavailable, match="patching pod baton/decode-0"):
+        kubernetes_client.write_deletion_cost(client, "baton", "decode-0", 3)
