@@ -1,0 +1,147 @@
+"""Replicas by queue depth: HPAs, KEDA's objects, and the adapter."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helm.rendering import environment, render
+
+
+def targets(autoscaler):
+    metrics = [metric["external"] for metric in autoscaler["spec"]["metrics"]]
+    return {one["metric"]["name"]: one["target"] for one in metrics}
+
+
+def average(value):
+    return {"type": "AverageValue", "averageValue": value}
+
+
+@pytest.mark.parametrize("source", ["builtin", "prometheus"])
+def test_each_role_scales_by_its_own_queue(source):
+    rendering = render(f"autoscaling.source={source}", "autoscaling.decode.targets.blocks=3000")
+    assert targets(rendering.get("HorizontalPodAutoscaler", "chat-baton-prefill")) == {
+        "baton_prefill_prompts": average("4"),
+        "baton_prefill_queued_tokens": average("8192"),
+    }
+    assert targets(rendering.get("HorizontalPodAutoscaler", "chat-baton-decode")) == {
+        "baton_decode_sequences": average("48"),
+        "baton_decode_blocks": average("3000"),
+    }
+
+
+def test_only_numbers_of_this_release_count():
+    autoscaler = render().get("HorizontalPodAutoscaler", "chat-baton-decode")
+    (metric,) = autoscaler["spec"]["metrics"]
+    assert metric["external"]["metric"]["selector"] == {"matchLabels": {"release": "chat-baton"}}
+    assert environment(render().container("adapter"))["BATON_RELEASE"] == "chat-baton"
+
+
+@pytest.mark.parametrize("source", ["builtin", "keda", "prometheus"])
+@pytest.mark.parametrize("mode", ["off", "paired"])
+def test_nobody_but_the_autoscaler_sets_the_replicas(source, mode):
+    rendering = render(f"autoscaling.source={source}", f"nvlink.mode={mode}")
+    workers = [one for one in rendering.all("Deployment") if one["metadata"]["name"][-6:] != "router"]
+    assert workers
+    for deployment in workers:
+        if not deployment["metadata"]["name"].endswith("adapter"):
+            assert "replicas" not in deployment["spec"]
+
+
+def test_without_autoscaling_the_values_set_them():
+    rendering = render("autoscaling.source=none", "worker.replicas=2", "decode.replicas=3")
+    assert rendering.get("Deployment", "chat-baton-prefill")["spec"]["replicas"] == 2
+    assert rendering.get("Deployment", "chat-baton-decode")["spec"]["replicas"] == 3
+    assert rendering.names("HorizontalPodAutoscaler") == rendering.names("ScaledObject") == []
+
+
+def test_scaling_goes_up_at_once_and_down_slowly_pod_by_pod():
+    behavior = render().get("HorizontalPodAutoscaler", "chat-baton-decode")["spec"]["behavior"]
+    assert behavior["scaleUp"]["stabilizationWindowSeconds"] == 0
+    assert behavior["scaleDown"] == {
+        "stabilizationWindowSeconds": 300,
+        "selectPolicy": "Min",
+        "policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}],
+    }
+
+
+def test_limits_are_those_of_the_role():
+    rendering = render("autoscaling.decode.minReplicas=2", "autoscaling.decode.maxReplicas=5")
+    spec = rendering.get("HorizontalPodAutoscaler", "chat-baton-decode")["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 5)
+    assert spec["scaleTargetRef"] == {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "name": "chat-baton-decode",
+    }
+
+
+def test_keda_asks_the_router_itself():
+    rendering = render("autoscaling.source=keda", "router.service.httpPort=80")
+    assert rendering.names("HorizontalPodAutoscaler") == []
+    spec = rendering.get("ScaledObject", "chat-baton-prefill")["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 8)
+    first = spec["triggers"][0]
+    assert (first["type"], first["metricType"]) == ("metrics-api", "AverageValue")
+    assert first["metadata"] == {
+        "url": "http://chat-baton-router.serving.svc:80/metrics",
+        "format": "prometheus",
+        "valueLocation": "baton_prefill_prompts",
+        "targetValue": "4",
+    }
+
+
+@pytest.mark.parametrize("source", ["keda", "prometheus", "none"])
+def test_the_adapter_is_there_only_as_the_source(source):
+    rendering = render(f"autoscaling.source={source}")
+    assert rendering.names("APIService") == []
+    assert rendering.names("ClusterRole") == []
+    assert "chat-baton-adapter" not in rendering.names("Deployment")
+
+
+def test_the_cluster_finds_external_metrics_at_the_adapter():
+    spec = render().get("APIService", "v1beta1.external.metrics.k8s.io")["spec"]
+    assert spec["service"] == {"name": "chat-baton-adapter", "namespace": "serving", "port": 443}
+    # The adapter makes its certificate and enters the CA; nobody skips the check of it.
+    assert not {"caBundle", "insecureSkipTLSVerify"} & spec.keys()
+
+
+def test_a_given_certificate_is_mounted_and_the_adapter_may_change_nothing():
+    rendering = render(
+        "autoscaling.adapter.tls.existingSecret=cert", "autoscaling.adapter.tls.caBundle=Q0E="
+    )
+    spec = rendering.get("APIService", "v1beta1.external.metrics.k8s.io")["spec"]
+    assert spec["caBundle"] == "Q0E="
+    volumes = rendering.pod("adapter")["volumes"]
+    assert {"name": "tls", "secret": {"secretName": "cert"}} in volumes
+    assert rendering.names("ClusterRole") == []
+
+
+def test_the_adapter_may_change_its_own_api_service_only():
+    (role,) = render().all("ClusterRole")
+    assert role["rules"] == [
+        {
+            "apiGroups": ["apiregistration.k8s.io"],
+            "resources": ["apiservices"],
+            "resourceNames": ["v1beta1.external.metrics.k8s.io"],
+            "verbs": ["get", "patch"],
+        }
+    ]
+
+
+def test_the_hpa_controller_may_read_external_metrics_here():
+    rendering = render()
+    assert rendering.get("Role", "chat-baton-adapter-reader")["rules"][0]["apiGroups"] == [
+        "external.metrics.k8s.io"
+    ]
+    (subject,) = rendering.get("RoleBinding", "chat-baton-adapter-reader")["subjects"]
+    assert subject == {
+        "kind": "ServiceAccount",
+        "name": "horizontal-pod-autoscaler",
+        "namespace": "kube-system",
+    }
+
+
+def test_the_adapter_may_read_whom_the_front_proxy_is():
+    binding = render().get("RoleBinding", "serving-chat-baton-adapter")
+    assert binding["metadata"]["namespace"] == "kube-system"
+    assert binding["roleRef"]["name"] == "extension-apiserver-authentication-reader"

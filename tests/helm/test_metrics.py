@@ -1,0 +1,102 @@
+"""Dashboard, alerts and monitors speak of metrics that exist and of help that is there."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from tests.helm.rendering import ROOT, render
+
+OPTIONS = (
+    "metrics.serviceMonitor.enabled=true",
+    "metrics.dashboard.enabled=true",
+    "metrics.alerts.enabled=true",
+    "metrics.serviceMonitor.labels.release=prometheus",
+)
+DEFINED = frozenset(
+    name
+    for source in sorted((ROOT / "router").rglob("*.py"))
+    for name in re.findall(r'"(baton_\w+)"', source.read_text())
+)
+
+
+def dashboard():
+    return json.loads(render(*OPTIONS).get("ConfigMap", "chat-baton-dashboard")["data"]["baton.json"])
+
+
+def queries():
+    return [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])]
+
+
+def rules():
+    (group,) = render(*OPTIONS).get("PrometheusRule", "chat-baton-alerts")["spec"]["groups"]
+    return group["rules"]
+
+
+def metrics_in(expressions):
+    names = {name for one in expressions for name in re.findall(r"baton_\w+", one)}
+    return {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in names}
+
+
+def test_every_metric_of_the_dashboard_is_one_of_the_routers():
+    assert metrics_in(queries()) - DEFINED == set()
+
+
+def test_the_dashboard_leaves_out_no_metric_of_the_routers():
+    assert DEFINED - metrics_in(queries()) == set()
+
+
+def test_every_metric_of_the_alerts_is_one_of_the_routers():
+    assert metrics_in(rule["expr"] for rule in rules()) - DEFINED == set()
+
+
+def test_the_dashboard_asks_only_for_the_chosen_source_and_namespace():
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", []):
+            assert target["datasource"]["uid"] == "${datasource}"
+            selectors = re.findall(r"baton_\w+(\{.*?\})", target["expr"])
+            assert selectors
+            assert set(selectors) == {'{namespace="$namespace"}'}
+
+
+def test_panels_are_numbered_and_do_not_overlap():
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not taken & cells
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+
+
+def test_every_alert_leads_to_a_part_of_the_runbook():
+    headings = re.findall(r"^#+ (.*)$", (ROOT / "docs/kubernetes.md").read_text(), re.MULTILINE)
+    anchors = {heading.lower().replace(" ", "-") for heading in headings}
+    for rule in rules():
+        path, _, anchor = rule["annotations"]["runbook"].partition("#")
+        assert path == "docs/kubernetes.md"
+        assert anchor in anchors
+
+
+def test_alerts_are_about_this_release():
+    for rule in rules():
+        assert 'namespace="serving",service="chat-baton-router"' in rule["expr"]
+
+
+def test_prometheus_scrapes_the_routers_http_port():
+    monitor = render(*OPTIONS).get("ServiceMonitor", "chat-baton-router")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["endpoints"] == [{"port": "http", "path": "/metrics", "interval": "15s"}]
+
+
+def test_nothing_of_it_is_there_unless_asked_for():
+    rendering = render()
+    for kind in ("ServiceMonitor", "PrometheusRule"):
+        assert rendering.names(kind) == []
+    assert "chat-baton-dashboard" not in rendering.names("ConfigMap")
