@@ -1,4 +1,4 @@
-"""As much of an API server as Helm's `lookup` of an APIService asks for."""
+"""As much of an API server as Helm asks for when it renders for a cluster."""
 
 from __future__ import annotations
 
@@ -10,35 +10,53 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-API_SERVICES = "/apis/apiregistration.k8s.io/v1"
-_RESOURCE = {"name": "apiservices", "kind": "APIService", "namespaced": False, "verbs": ["get"]}
-_VERSION = {"groupVersion": "apiregistration.k8s.io/v1", "version": "v1"}
+API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
 
-DISCOVERY: dict[str, Any] = {
-    "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
-    "/api": {"kind": "APIVersions", "versions": []},
-    "/apis": {
-        "kind": "APIGroupList",
-        "groups": [
-            {
-                "name": "apiregistration.k8s.io",
-                "versions": [_VERSION],
-                "preferredVersion": _VERSION,
-            }
-        ],
-    },
-    API_SERVICES: {
-        "kind": "APIResourceList",
-        "groupVersion": "apiregistration.k8s.io/v1",
-        "resources": [_RESOURCE],
-    },
+_KINDS = {
+    "v1": ("ConfigMap", "Pod", "Service", "ServiceAccount"),
+    "apiregistration.k8s.io/v1": ("APIService",),
+    "apps/v1": ("Deployment", "StatefulSet"),
+    "autoscaling/v2": ("HorizontalPodAutoscaler",),
+    "keda.sh/v1alpha1": ("ScaledObject",),
+    "networking.k8s.io/v1": ("NetworkPolicy",),
+    "policy/v1": ("PodDisruptionBudget",),
+    "rbac.authorization.k8s.io/v1": ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
 }
+"""What the chart makes; Helm 4 asks whether the cluster knows it."""
+
+
+def _discovery() -> dict[str, Any]:
+    """Answers of the discovery API, by path."""
+    groups = []
+    answers: dict[str, Any] = {
+        "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "groups": groups},
+    }
+    for group_version, kinds in _KINDS.items():
+        group, _, version = group_version.rpartition("/")
+        if group:
+            entry = {"groupVersion": group_version, "version": version}
+            groups.append({"name": group, "versions": [entry], "preferredVersion": entry})
+        path = f"/apis/{group_version}" if group else "/api/v1"
+        answers[path] = {
+            "kind": "APIResourceList",
+            "groupVersion": group_version,
+            "resources": [_resource(kind) for kind in kinds],
+        }
+    return answers
+
+
+def _resource(kind: str) -> dict[str, Any]:
+    is_namespaced = not kind.startswith(("APIService", "Cluster"))
+    name = f"{kind.lower()}s"
+    return {"name": name, "kind": kind, "namespaced": is_namespaced, "verbs": ["get"]}
 
 
 @contextmanager
 def fake_cluster(objects: Mapping[str, Any], folder: Path) -> Iterator[Path]:
     """A kubeconfig, in `folder`, of a cluster that has `objects`, by the paths of their URLs."""
-    answers = {**DISCOVERY, **objects}
+    answers = {**_discovery(), **objects}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

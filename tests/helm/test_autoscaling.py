@@ -40,7 +40,9 @@ def test_only_numbers_of_this_release_count():
 @pytest.mark.parametrize("mode", ["off", "paired"])
 def test_nobody_but_the_autoscaler_sets_the_replicas(source, mode):
     rendering = render(f"autoscaling.source={source}", f"nvlink.mode={mode}")
-    workers = [one for one in rendering.all("Deployment") if one["metadata"]["name"][-6:] != "router"]
+    workers = [
+        one for one in rendering.all("Deployment") if one["metadata"]["name"][-6:] != "router"
+    ]
     assert workers
     for deployment in workers:
         if not deployment["metadata"]["name"].endswith("adapter"):

@@ -12,21 +12,24 @@ NAME = "v1beta1.external.metrics.k8s.io"
 
 
 def api_service(namespace, service, release=None):
-    annotations = {}
+    metadata = {"name": NAME}
     if release is not None:
-        annotations["meta.helm.sh/release-name"] = release
-        annotations["meta.helm.sh/release-namespace"] = namespace
+        metadata["labels"] = {"app.kubernetes.io/managed-by": "Helm"}
+        metadata["annotations"] = {
+            "meta.helm.sh/release-name": release,
+            "meta.helm.sh/release-namespace": namespace,
+        }
     return {
         "apiVersion": "apiregistration.k8s.io/v1",
         "kind": "APIService",
-        "metadata": {"name": NAME, "annotations": annotations},
+        "metadata": metadata,
         "spec": {"service": {"namespace": namespace, "name": service}},
     }
 
 
 def render_in_cluster(helm, folder, found, source="builtin"):
     """Renders for a cluster with (or without) an APIService."""
-    objects = {f"{API_SERVICES}/apiservices/{NAME}": found} if found else {}
+    objects = {f"{API_SERVICES}/{NAME}": found} if found else {}
     with fake_cluster(objects, folder) as config:
         args = ["--namespace", NAMESPACE, "--kubeconfig", str(config)]
         args += ["--dry-run=server", "--disable-openapi-validation"]

@@ -21,11 +21,15 @@ DEFINED = frozenset(
 
 
 def dashboard():
-    return json.loads(render(*OPTIONS).get("ConfigMap", "chat-baton-dashboard")["data"]["baton.json"])
+    return json.loads(
+        render(*OPTIONS).get("ConfigMap", "chat-baton-dashboard")["data"]["baton.json"]
+    )
 
 
 def queries():
-    return [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])]
+    return [
+        target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", [])
+    ]
 
 
 def rules():

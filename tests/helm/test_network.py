@@ -21,7 +21,8 @@ def rules(name, *values):
     spec = render(*values).get("NetworkPolicy", f"chat-baton-{name}")["spec"]
     assert spec["policyTypes"] == ["Ingress"]
     return [
-        (callers(rule), [port["port"] for port in rule.get("ports", [])]) for rule in spec["ingress"]
+        (callers(rule), [port["port"] for port in rule.get("ports", [])])
+        for rule in spec["ingress"]
     ]
 
 

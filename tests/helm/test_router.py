@@ -6,7 +6,9 @@ from tests.helm.rendering import environment, render
 
 
 def test_clients_find_both_protocols_at_one_service():
-    ports = render("router.service.httpPort=80").get("Service", "chat-baton-router")["spec"]["ports"]
+    ports = render("router.service.httpPort=80").get("Service", "chat-baton-router")["spec"][
+        "ports"
+    ]
     assert [(port["name"], port["port"], port["targetPort"]) for port in ports] == [
         ("grpc", 50051, "grpc"),
         ("http", 80, "http"),
