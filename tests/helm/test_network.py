@@ -70,7 +70,7 @@ def test_helm_test_generates_one_token_through_the_service():
     (pod,) = render("router.service.grpcPort=80", "test.apiKeySecret.name=key").all("Pod")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     (container,) = pod["spec"]["containers"]
-    assert container["command"][:3] == ["baton", "generate", "--max-tokens=1"]
+    assert container["args"][:3] == ["baton", "generate", "--max-tokens=1"]
     assert container["env"] == [
         {"name": "BATON_SERVER", "value": "chat-baton-router:80"},
         {

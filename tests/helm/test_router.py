@@ -47,7 +47,7 @@ def test_keys_and_tenants_are_files_of_secrets():
     assert not any("subPath" in mount for mount in mounts)
 
 
-def test_without_keys_nothing_is_mounted_and_the_notes_would_warn():
+def test_without_keys_nothing_is_mounted():
     rendering = render()
     assert "BATON_API_KEYS" not in rendering.settings("router")
     assert [one["name"] for one in rendering.pod("router")["volumes"]] == ["scratch", "tmp"]

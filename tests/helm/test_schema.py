@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import yaml
 
-from tests.helm.rendering import CHART, HELM_3, HELM_4, ROOT, refusal, render
+from tests.helm.rendering import CHART, HELM_3, HELM_4, refusal, render
 
 WRONG = {
     "autoscaling.prefill.minReplicas=0": "minReplicas",
@@ -77,17 +75,11 @@ def test_a_claim_for_gpus_needs_a_kubernetes_that_has_them():
 
 
 def test_the_schema_knows_the_flags_of_the_services():
-    from helm.settings_schema import SCHEMA, render as render_schema
+    from helm.settings_schema import SCHEMA
+    from helm.settings_schema import render as render_schema
 
     schema = SCHEMA.read_text()
     assert schema == render_schema(json.loads(schema)), "run `make docs`"
-
-
-def open_keys(values, prefix=""):
-    for key, value in values.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from open_keys(value, f"{prefix}{key}.")
 
 
 def test_every_object_in_the_schema_refuses_unknown_keys_or_is_kubernetes_own():

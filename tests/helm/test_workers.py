@@ -12,7 +12,7 @@ ROLES = ("prefill", "decode")
 @pytest.mark.parametrize(("role", "port"), [("prefill", 50052), ("decode", 50053)])
 def test_a_role_runs_its_service_and_is_ready_by_grpc_health(role, port):
     worker = render().container(role)
-    assert worker["command"] == ["python", "-m", f"{role}_svc"]
+    assert worker["args"] == ["python", "-m", f"{role}_svc"]
     assert worker["readinessProbe"]["grpc"] == {"port": port}
     assert render().settings(role)["BATON_PORT"] == str(port)
 

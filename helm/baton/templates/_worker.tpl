@@ -66,7 +66,7 @@ resources:
 - name: {{ .role }}
   image: {{ include "baton.image" (dict "root" .root "image" .values.image) }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-  command: [python, -m, {{ .role }}_svc]
+  args: [python, -m, {{ .role }}_svc]
   envFrom:
     - configMapRef: {name: {{ include "baton.name" (dict "root" .root "component" .role) }}}
   env:
