@@ -29,6 +29,7 @@ _SET_BY_CHART = frozenset(
         "model",
         "port",
         "redis_url",
+        "release",
         "served_model_name",
         "tenants",
         "worker_id",

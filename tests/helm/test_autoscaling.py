@@ -33,7 +33,7 @@ def test_only_numbers_of_this_release_count():
     autoscaler = render().get("HorizontalPodAutoscaler", "chat-baton-decode")
     (metric,) = autoscaler["spec"]["metrics"]
     assert metric["external"]["metric"]["selector"] == {"matchLabels": {"release": "chat-baton"}}
-    assert environment(render().container("adapter"))["BATON_RELEASE"] == "chat-baton"
+    assert render().settings("router")["BATON_RELEASE"] == "chat-baton"
 
 
 @pytest.mark.parametrize("source", ["builtin", "keda", "prometheus"])

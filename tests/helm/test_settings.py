@@ -45,7 +45,7 @@ def test_a_worker_understands_its_environment(example, role, monkeypatch):
 
 def test_every_variable_is_one_that_the_service_reads():
     known = {
-        "router": set(RouterSettings.model_fields),
+        "router": {*RouterSettings.model_fields, "release"},
         "prefill": set(WorkerSettings.model_fields),
         "decode": set(WorkerSettings.model_fields),
     }
