@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helm.rendering import environment, render
+from tests.helm.rendering import render
 
 
 def targets(autoscaler):
