@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -35,10 +36,11 @@ def helm_path(helm: Helm) -> str:
 
 
 def run_helm(helm: Helm, *args: str) -> subprocess.CompletedProcess[str]:
-    """Runs `helm` with `args`, and never in somebody's cluster."""
-    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "KUBECONFIG": "/nonexistent"}
+    """Runs `helm` with `args`; it knows no cluster, and its caches are gone afterwards."""
     command = [helm_path(helm), *args]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as home:
+        env = {"PATH": os.environ["PATH"], "HOME": home, "KUBECONFIG": os.devnull}
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
 @cache
