@@ -48,6 +48,19 @@ def test_what_a_role_says_replaces_what_all_workers_have():
     assert rendering.pod("decode")["terminationGracePeriodSeconds"] == 900
 
 
+def test_zero_false_and_empty_replace_what_all_workers_have(tmp_path):
+    file = tmp_path / "values.yaml"
+    file.write_text(
+        "worker: {gpu: {count: 1}, settings: {kv_overlap: true}, tolerations: [{key: x}]}\n"
+        "decode: {gpu: {count: 0}, settings: {kv_overlap: false}, tolerations: []}\n"
+    )
+    rendering = render(files=[file])
+    assert rendering.settings("decode")["BATON_DEVICE"] == "cpu"
+    assert rendering.settings("decode")["BATON_KV_OVERLAP"] == "false"
+    assert "tolerations" not in rendering.pod("decode")
+    assert rendering.pod("prefill")["tolerations"] == [{"key": "x"}]
+
+
 def test_large_numbers_of_a_values_file_stay_whole_numbers(tmp_path):
     file = tmp_path / "values.yaml"
     file.write_text("worker: {settings: {kv_cache_memory_bytes: 17179869184, lease_s: 2.5}}\n")
