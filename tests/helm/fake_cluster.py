@@ -27,7 +27,7 @@ _KINDS = {
 
 def _discovery() -> dict[str, Any]:
     """Answers of the discovery API, by path."""
-    groups = []
+    groups: list[dict[str, Any]] = []
     answers: dict[str, Any] = {
         "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
         "/api": {"kind": "APIVersions", "versions": ["v1"]},

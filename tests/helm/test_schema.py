@@ -74,14 +74,6 @@ def test_a_claim_for_gpus_needs_a_kubernetes_that_has_them():
     assert render(*values, kubernetes="1.34").names("Deployment")
 
 
-def test_the_schema_knows_the_flags_of_the_services():
-    from helm.settings_schema import SCHEMA
-    from helm.settings_schema import render as render_schema
-
-    schema = SCHEMA.read_text()
-    assert schema == render_schema(json.loads(schema)), "run `make docs`"
-
-
 def test_every_object_in_the_schema_refuses_unknown_keys_or_is_kubernetes_own():
     schema = json.loads((CHART / "values.schema.json").read_text())
     free = {"podSecurityContext", "global"}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from core.settings import load_settings
+from helm import settings_schema
 from router.settings import RouterSettings
 from tests.helm.rendering import EXAMPLES, environment, render
 from worker.settings import WorkerSettings
@@ -54,6 +57,11 @@ def test_every_variable_is_one_that_the_service_reads():
         names = {*rendering.settings(component), *environment(rendering.container(component))}
         settings = {name.removeprefix("BATON_").lower() for name in names if "BATON_" in name}
         assert settings <= fields, component
+
+
+def test_the_schema_knows_the_flags_of_the_services():
+    text = settings_schema.SCHEMA.read_text()
+    assert text == settings_schema.render(json.loads(text)), "run `make docs`"
 
 
 def test_values_of_every_kind_arrive(monkeypatch, tmp_path):
