@@ -19,11 +19,12 @@ from worker.settings import WorkerSettings
 
 SCHEMA = Path(__file__).parent / "baton" / "values.schema.json"
 
-_SET_BY_CHART = frozenset(
+SET_BY_CHART = frozenset(
     {
         "advertise_host",
         "api_keys",
         "device",
+        "drain_timeout_s",
         "host",
         "http_port",
         "model",
@@ -52,7 +53,7 @@ def _definition(cls: type[Settings]) -> dict[str, Any]:
     properties = {
         name: _property(field, shared)
         for name, field in sorted(model["properties"].items())
-        if name not in _SET_BY_CHART
+        if name not in SET_BY_CHART
     }
     return {"type": "object", "additionalProperties": False, "properties": properties}
 

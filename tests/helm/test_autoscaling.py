@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helm.rendering import render
+from tests.helm.rendering import environment, refusal, render
 
 
 def targets(autoscaler):
@@ -109,9 +109,29 @@ def test_a_given_certificate_is_mounted_and_the_adapter_may_change_nothing():
     )
     spec = rendering.get("APIService", "v1beta1.external.metrics.k8s.io")["spec"]
     assert spec["caBundle"] == "Q0E="
+    assert (
+        environment(rendering.container("adapter"))["BATON_TLS_KEY_FILE"]
+        == "/etc/baton/tls/tls.key"
+    )
     volumes = rendering.pod("adapter")["volumes"]
     assert {"name": "tls", "secret": {"secretName": "cert"}} in volumes
     assert rendering.names("ClusterRole") == []
+
+
+def test_the_adapter_is_told_the_names_that_its_certificate_needs():
+    variables = environment(render().container("adapter"))
+    assert variables["BATON_SERVICE_NAME"] == "chat-baton-adapter"
+    assert variables["BATON_SERVICE_NAMESPACE"] == variables["BATON_NAMESPACE"] == "serving"
+
+
+def test_two_adapters_never_want_different_certificates_to_be_trusted():
+    deployment = render().get("Deployment", "chat-baton-adapter")
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    assert "needs autoscaling.adapter.tls.existingSecret" in refusal(
+        "autoscaling.adapter.replicas=2"
+    )
+    values = ("autoscaling.adapter.replicas=2", "autoscaling.adapter.tls.existingSecret=cert")
+    assert render(*values).get("Deployment", "chat-baton-adapter")["spec"]["replicas"] == 2
 
 
 def test_the_adapter_may_change_its_own_api_service_only():

@@ -58,6 +58,12 @@ def test_it_takes_calls_until_no_load_balancer_sends_any():
     assert router["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
 
 
+def test_answers_may_take_what_the_grace_period_leaves():
+    rendering = render("router.terminationGracePeriodSeconds=60", "router.preStopSleepSeconds=15")
+    assert rendering.settings("router")["BATON_DRAIN_TIMEOUT_S"] == "40"
+    assert rendering.pod("router")["terminationGracePeriodSeconds"] == 60
+
+
 def test_it_has_no_rights_in_the_cluster():
     rendering = render("autoscaling.source=none")
     assert rendering.pod("router")["automountServiceAccountToken"] is False

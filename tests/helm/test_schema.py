@@ -55,6 +55,7 @@ def test_a_wrong_value_is_refused_by_name(value, helm):
         (["redis.external.url=redis://host"], "set redis.enabled to false"),
         (["autoscaling.prefill.maxReplicas=1", "autoscaling.prefill.minReplicas=2"], "maxReplicas"),
         (["autoscaling.decode.targets.sequences=null"], "decode.targets has no target"),
+        (["router.preStopSleepSeconds=115"], "10 above router.preStopSleepSeconds"),
         (["nvlink.mode=host", "nvlink.decodeGpu=0"], "must differ"),
         (["nvlink.mode=paired", "decode.gpu.count=2"], "decode.gpu.count must be 1"),
         (["nvlink.resourceClaimTemplate=two"], "is for nvlink.mode paired"),

@@ -48,9 +48,9 @@ def test_a_worker_understands_its_environment(example, role, monkeypatch):
 
 def test_every_variable_is_one_that_the_service_reads():
     known = {
-        "router": {*RouterSettings.model_fields, "release"},
-        "prefill": set(WorkerSettings.model_fields),
-        "decode": set(WorkerSettings.model_fields),
+        "router": RouterSettings.model_fields.keys() | settings_schema.SET_BY_CHART,
+        "prefill": WorkerSettings.model_fields.keys() | settings_schema.SET_BY_CHART,
+        "decode": WorkerSettings.model_fields.keys() | settings_schema.SET_BY_CHART,
     }
     rendering = render("router.apiKeysSecret.name=keys", "router.tenantsSecret.name=tenants")
     for component, fields in known.items():

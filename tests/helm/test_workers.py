@@ -27,6 +27,12 @@ def test_a_worker_has_the_time_to_load_that_it_was_given():
     assert (probe["periodSeconds"], probe["failureThreshold"]) == (5, 241)
 
 
+def test_a_worker_drains_within_its_grace_period():
+    rendering = render("decode.terminationGracePeriodSeconds=600")
+    assert rendering.settings("decode")["BATON_DRAIN_TIMEOUT_S"] == "595"
+    assert rendering.settings("prefill")["BATON_DRAIN_TIMEOUT_S"] == "295"
+
+
 def test_every_pod_is_a_worker_of_its_own_that_peers_reach_by_its_address():
     variables = environment(render().container("prefill"))
     assert variables["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}

@@ -3,6 +3,7 @@
 {{- include "baton.checkModel" .Values.model -}}
 {{- include "baton.checkRedis" .Values.redis -}}
 {{- include "baton.checkAutoscaling" .Values.autoscaling -}}
+{{- include "baton.checkGrace" .Values.router -}}
 {{- include "baton.checkNvlink" . -}}
 {{- if eq .Values.autoscaling.source "builtin" -}}
 {{- include "baton.checkExternalMetrics" . -}}
@@ -29,6 +30,9 @@
 {{- end -}}
 
 {{- define "baton.checkAutoscaling" -}}
+{{- if and (gt (int .adapter.replicas) 1) (not .adapter.tls.existingSecret) -}}
+{{- fail "autoscaling.adapter.replicas above 1 needs autoscaling.adapter.tls.existingSecret: each would make its own certificate" -}}
+{{- end -}}
 {{- range $role := list "prefill" "decode" -}}
 {{- $limits := get $ $role -}}
 {{- if lt (int $limits.maxReplicas) (int $limits.minReplicas) -}}
@@ -37,6 +41,13 @@
 {{- if not (compact (values $limits.targets)) -}}
 {{- fail (printf "autoscaling.%s.targets has no target: give one, or set autoscaling.source to none" $role) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A router drains between the end of preStop and the margin before SIGKILL. */}}
+{{- define "baton.checkGrace" -}}
+{{- if lt (int .terminationGracePeriodSeconds) (add .preStopSleepSeconds 10 | int) -}}
+{{- fail "router.terminationGracePeriodSeconds must be at least 10 above router.preStopSleepSeconds" -}}
 {{- end -}}
 {{- end -}}
 

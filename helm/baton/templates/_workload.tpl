@@ -73,6 +73,8 @@ data:
   BATON_MODEL: {{ include "baton.model" .root | quote }}
   BATON_HOST: 0.0.0.0
   BATON_PORT: {{ include "baton.workerPort" .role | quote }}
+  # The grace period, less a margin to stop in.
+  BATON_DRAIN_TIMEOUT_S: {{ sub $values.terminationGracePeriodSeconds 5 | quote }}
   BATON_DEVICE: {{ gt (int $values.gpu.count) 0 | ternary "cuda" "cpu" }}
   {{- with include "baton.redisData" .root | trim }}{{ . | nindent 2 }}{{ end }}
   {{- with include "baton.settingsData" $values.settings | trim }}{{ . | nindent 2 }}{{ end }}
