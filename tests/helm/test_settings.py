@@ -59,6 +59,16 @@ def test_every_variable_is_one_that_the_service_reads():
         assert settings <= fields, component
 
 
+def test_an_adapter_understands_its_environment(monkeypatch):
+    settings = pytest.importorskip("router.metrics_adapter.settings")
+    container = render("autoscaling.adapter.tls.existingSecret=cert").container("adapter")
+    own = {name for name in environment(container) if name.startswith("BATON_")}
+    fields = settings.AdapterSettings.model_fields
+    assert {name.removeprefix("BATON_").lower() for name in own} <= fields.keys()
+    adapter = read(monkeypatch, settings.AdapterSettings, {}, container)
+    assert (adapter.port, adapter.service_name) == (6443, "chat-baton-adapter")
+
+
 def test_the_schema_knows_the_flags_of_the_services():
     text = settings_schema.SCHEMA.read_text()
     assert text == settings_schema.render(json.loads(text)), "run `make docs`"
