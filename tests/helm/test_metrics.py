@@ -15,9 +15,17 @@ OPTIONS = (
 )
 DEFINED = frozenset(
     name
-    for source in sorted((ROOT / "router").rglob("*.py"))
+    for package in ("router", "worker")
+    for source in sorted((ROOT / package).rglob("*.py"))
     for name in re.findall(r'"(baton_\w+)"', source.read_text())
 )
+
+SCALED_BY = {
+    "baton_prefill_prompts",
+    "baton_prefill_queued_tokens",
+    "baton_decode_sequences",
+    "baton_decode_blocks",
+}
 
 
 def dashboard():
@@ -42,16 +50,17 @@ def metrics_in(expressions):
     return {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in names}
 
 
-def test_every_metric_of_the_dashboard_is_one_of_the_routers():
+def test_every_metric_of_the_dashboard_is_one_that_exists():
     assert metrics_in(queries()) - DEFINED == set()
 
 
-def test_the_dashboard_leaves_out_no_metric_of_the_routers():
-    assert DEFINED - metrics_in(queries()) == set()
-
-
-def test_every_metric_of_the_alerts_is_one_of_the_routers():
+def test_every_metric_of_the_alerts_is_one_that_exists():
     assert metrics_in(rule["expr"] for rule in rules()) - DEFINED == set()
+
+
+def test_every_metric_of_the_docs_is_one_that_exists():
+    code = "".join(re.findall(r"`[^`]+`", (ROOT / "docs/kubernetes.md").read_text()))
+    assert metrics_in([code]) - DEFINED - SCALED_BY == set()
 
 
 def test_the_dashboard_asks_only_for_the_chosen_source_and_namespace():
@@ -96,7 +105,9 @@ def test_alerts_are_about_this_release():
 def test_prometheus_scrapes_the_routers_http_port():
     monitor = render(*OPTIONS).get("ServiceMonitor", "chat-baton-router")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    assert monitor["spec"]["endpoints"] == [{"port": "http", "path": "/metrics", "interval": "15s"}]
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (endpoint["port"], endpoint["path"]) == ("http", "/metrics")
+    assert endpoint["relabelings"] == [{"targetLabel": "release", "replacement": "chat-baton"}]
 
 
 def test_nothing_of_it_is_there_unless_asked_for():

@@ -77,7 +77,6 @@ spec:
   maxReplicaCount: {{ .limits.maxReplicas }}
   advanced:
     horizontalPodAutoscalerConfig:
-      name: {{ include "baton.name" . }}
       behavior:
         {{- toYaml .limits.behavior | nindent 8 }}
   triggers:
