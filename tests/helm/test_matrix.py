@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from functools import cache
 
+import kubernetes_validate
 import pytest
 
 from tests.helm.rendering import CHART, EXAMPLES, HELM_3, HELM_4, render, run_helm
-
-kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 KUBERNETES = ("1.27", "1.31", "1.34", "1.37")
 SOURCES = ("builtin", "keda", "prometheus", "none")

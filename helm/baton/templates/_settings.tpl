@@ -21,12 +21,19 @@ BATON_{{ upper $name }}: {{ include "baton.settingText" $value | quote }}
 {{- end }}
 {{- end -}}
 
+{{/* URL of Redis; empty if a Secret says it. Takes root. */}}
+{{- define "baton.redisUrl" -}}
+{{- if .Values.redis.enabled -}}
+redis://{{ include "baton.name" (dict "root" . "component" "redis") }}:6379/0
+{{- else if not .Values.redis.external.urlSecret.name -}}
+{{ .Values.redis.external.url }}
+{{- end -}}
+{{- end -}}
+
 {{/* Where Redis is, for a ConfigMap, unless a Secret says it. Takes root. */}}
 {{- define "baton.redisData" -}}
-{{- if .Values.redis.enabled }}
-BATON_REDIS_URL: redis://{{ include "baton.name" (dict "root" . "component" "redis") }}:6379/0
-{{- else if not .Values.redis.external.urlSecret.name }}
-BATON_REDIS_URL: {{ .Values.redis.external.url | quote }}
+{{- with include "baton.redisUrl" . }}
+BATON_REDIS_URL: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
