@@ -27,6 +27,7 @@ SET_BY_CHART = frozenset(
         "drain_timeout_s",
         "host",
         "http_port",
+        "metrics_port",
         "model",
         "port",
         "redis_url",

@@ -27,17 +27,24 @@ def rules(name, *values):
 
 
 def test_workers_reach_each_other_on_all_ports_and_routers_reach_their_grpc():
-    expected = [(["prefill", "decode"], []), (["router"], [50052])]
+    expected = [(["prefill", "decode"], []), (["router"], [50052]), (None, [9102])]
     assert rules("prefill") == rules("decode") == expected
 
 
 def test_pairs_are_held_in_like_workers():
-    assert rules("pair", "nvlink.mode=paired") == [(["pair"], []), (["router"], [50052])]
+    expected = [(["pair"], []), (["router"], [50052]), (None, [9102])]
+    assert rules("pair", "nvlink.mode=paired") == expected
+
+
+def test_readers_of_metrics_can_be_limited():
+    value = 'networkPolicy.metricsFrom=[{"namespaceSelector":{}}]'
+    spec = render(value).get("NetworkPolicy", "chat-baton-decode")["spec"]
+    assert spec["ingress"][-1]["from"] == [{"namespaceSelector": {}}]
 
 
 def test_peers_are_those_of_the_same_release():
     policy = render().get("NetworkPolicy", "chat-baton-decode")["spec"]
-    for rule in policy["ingress"]:
+    for rule in policy["ingress"][:-1]:
         for peer in rule["from"]:
             labels = peer["podSelector"]["matchLabels"]
             assert labels == {"app.kubernetes.io/instance": "chat"}

@@ -54,7 +54,12 @@ labels:
 {{- end -}}
 {{- end -}}
 
-{{/* Ports of gRPC of a worker's role: a pair shares one network namespace. */}}
+{{/* Port of gRPC of a worker's role: a pair shares one network namespace. */}}
 {{- define "baton.workerPort" -}}
 {{- eq . "prefill" | ternary 50052 50053 -}}
+{{- end -}}
+
+{{/* Port of a role's metrics. */}}
+{{- define "baton.workerMetricsPort" -}}
+{{- eq . "prefill" | ternary 9102 9103 -}}
 {{- end -}}

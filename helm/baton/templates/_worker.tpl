@@ -73,6 +73,7 @@ resources:
     {{- include "baton.workerEnv" . | trim | nindent 4 }}
   ports:
     - {name: {{ .role }}-grpc, containerPort: {{ include "baton.workerPort" .role }}}
+    - {name: {{ .role }}-metrics, containerPort: {{ include "baton.workerMetricsPort" .role }}}
   {{- include "baton.workerProbes" . | nindent 2 }}
   {{- include "baton.containerSecurity" (.root.Values.rdma.enabled | ternary (list "IPC_LOCK") list) | nindent 2 }}
   {{- include "baton.workerResources" . | nindent 2 }}

@@ -73,6 +73,7 @@ data:
   BATON_MODEL: {{ include "baton.model" .root | quote }}
   BATON_HOST: 0.0.0.0
   BATON_PORT: {{ include "baton.workerPort" .role | quote }}
+  BATON_METRICS_PORT: {{ include "baton.workerMetricsPort" .role | quote }}
   # The grace period, less a margin to stop in.
   BATON_DRAIN_TIMEOUT_S: {{ sub $values.terminationGracePeriodSeconds 5 | quote }}
   BATON_DEVICE: {{ gt (int $values.gpu.count) 0 | ternary "cuda" "cpu" }}
@@ -98,4 +99,8 @@ spec:
       port: {{ include "baton.workerPort" .role }}
       targetPort: {{ .role }}-grpc
       appProtocol: kubernetes.io/h2c
+    - name: metrics
+      port: {{ include "baton.workerMetricsPort" .role }}
+      targetPort: {{ .role }}-metrics
+      appProtocol: http
 {{- end -}}
