@@ -81,9 +81,8 @@ def test_keda_asks_the_router_itself():
     first = spec["triggers"][0]
     assert (first["type"], first["metricType"]) == ("metrics-api", "AverageValue")
     assert first["metadata"] == {
-        "url": "http://chat-baton-router.serving.svc:80/metrics",
-        "format": "prometheus",
-        "valueLocation": "baton_prefill_prompts",
+        "url": "http://chat-baton-router.serving.svc:80/demand",
+        "valueLocation": "prefill_prompts",
         "targetValue": "4",
     }
 

@@ -84,9 +84,8 @@ spec:
     - type: metrics-api
       metricType: AverageValue
       metadata:
-        url: http://{{ include "baton.name" (dict "root" $.root "component" "router") }}.{{ $.root.Release.Namespace }}.svc:{{ $.root.Values.router.service.httpPort }}/metrics
-        format: prometheus
-        valueLocation: {{ .name }}
+        url: http://{{ include "baton.name" (dict "root" $.root "component" "router") }}.{{ $.root.Release.Namespace }}.svc:{{ $.root.Values.router.service.httpPort }}/demand
+        valueLocation: {{ trimPrefix "baton_" .name }}
         targetValue: {{ .target | int64 | quote }}
     {{- end }}
 {{- end -}}
