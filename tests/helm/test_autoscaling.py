@@ -20,8 +20,8 @@ def average(value):
 def test_each_role_scales_by_its_own_queue(source):
     rendering = render(f"autoscaling.source={source}", "autoscaling.decode.targets.blocks=3000")
     assert targets(rendering.get("HorizontalPodAutoscaler", "chat-baton-prefill")) == {
-        "baton_prefill_prompts": average("4"),
-        "baton_prefill_queued_tokens": average("8192"),
+        "baton_prefill_prompts": average("2"),
+        "baton_prefill_queued_tokens": average("15000"),
     }
     assert targets(rendering.get("HorizontalPodAutoscaler", "chat-baton-decode")) == {
         "baton_decode_sequences": average("48"),
@@ -52,14 +52,15 @@ def test_without_autoscaling_the_values_set_them():
     assert rendering.names("HorizontalPodAutoscaler") == rendering.names("ScaledObject") == []
 
 
-def test_scaling_goes_up_at_once_and_down_slowly_pod_by_pod():
-    behavior = render().get("HorizontalPodAutoscaler", "chat-baton-decode")["spec"]["behavior"]
-    assert behavior["scaleUp"]["stabilizationWindowSeconds"] == 0
-    assert behavior["scaleDown"] == {
-        "stabilizationWindowSeconds": 300,
-        "selectPolicy": "Min",
-        "policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}],
-    }
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_scaling_follows_bursts_late_and_lulls_later(role):
+    behavior = render().get("HorizontalPodAutoscaler", f"chat-baton-{role}")["spec"]["behavior"]
+    windows = {way: rules["stabilizationWindowSeconds"] for way, rules in behavior.items()}
+    assert windows == {"scaleUp": 30, "scaleDown": 300}
+    assert behavior["scaleUp"]["policies"] == [
+        {"type": "Percent", "value": 100, "periodSeconds": 15},
+        {"type": "Pods", "value": 4, "periodSeconds": 15},
+    ]
 
 
 def test_limits_are_those_of_the_role():
@@ -83,7 +84,7 @@ def test_keda_asks_the_router_itself():
     assert first["metadata"] == {
         "url": "http://chat-baton-router.serving.svc:80/demand",
         "valueLocation": "prefill_prompts",
-        "targetValue": "4",
+        "targetValue": "2",
     }
 
 

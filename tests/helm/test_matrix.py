@@ -17,7 +17,6 @@ EVERYTHING = (
     "metrics.serviceMonitor.enabled=true",
     "metrics.dashboard.enabled=true",
     "metrics.alerts.enabled=true",
-    "router.podDeletionCost=true",
     "router.apiKeysSecret.name=keys",
     "router.tenantsSecret.name=tenants",
     "model.hub.tokenSecret.name=hub",

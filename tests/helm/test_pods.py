@@ -56,10 +56,10 @@ def test_no_service_of_the_namespace_gets_into_the_environment():
     assert [pod["enableServiceLinks"] for pod in pods()] == [False] * len(pods())
 
 
-def test_only_the_adapter_talks_to_the_api_server():
+def test_workers_and_redis_do_not_talk_to_the_api_server():
     tokens = [pod["automountServiceAccountToken"] for pod in pods()]
     assert dict(zip([*WORKLOADS, "test"], tokens, strict=True)) == {
-        "router": False,
+        "router": True,
         "prefill": False,
         "decode": False,
         "adapter": True,

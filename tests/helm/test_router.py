@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.helm.rendering import environment, render
 
 
@@ -64,14 +66,15 @@ def test_answers_may_take_what_the_grace_period_leaves():
     assert rendering.pod("router")["terminationGracePeriodSeconds"] == 60
 
 
-def test_it_has_no_rights_in_the_cluster():
-    rendering = render("autoscaling.source=none")
+@pytest.mark.parametrize("value", ["router.podDeletionCost=false", "nvlink.mode=paired"])
+def test_it_has_no_rights_in_the_cluster_where_it_needs_none(value):
+    rendering = render("autoscaling.source=none", value)
     assert rendering.pod("router")["automountServiceAccountToken"] is False
     assert rendering.names("Role") == rendering.names("ClusterRole") == []
 
 
 def test_for_pod_deletion_costs_it_may_patch_pods_and_nothing_else():
-    rendering = render("autoscaling.source=none", "router.podDeletionCost=true")
+    rendering = render("autoscaling.source=none")
     assert rendering.pod("router")["automountServiceAccountToken"] is True
     assert rendering.get("Role", "chat-baton-router")["rules"] == [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}

@@ -1,7 +1,10 @@
+{{/* Whether routers write the deletion costs of workers' pods: "true" or "". */}}
+{{- define "baton.writesDeletionCosts" -}}
+{{- if and .Values.router.podDeletionCost (ne .Values.nvlink.mode "paired") }}true{{ end -}}
+{{- end -}}
+
 {{/* Environment variables of a router that are not in its ConfigMap. */}}
 {{- define "baton.routerEnv" -}}
-- name: POD_NAMESPACE
-  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
 {{- include "baton.redisEnv" . }}
 {{- include "baton.modelEnv" . }}
 {{- with .Values.router.extraEnv }}
