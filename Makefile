@@ -24,12 +24,14 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_AR
 PINS := .venv/constraints.txt
 RUN_STAMP := .venv/.run-$(EXTRA)
 DEV_STAMP := .venv/.dev-$(EXTRA)
+HELM_TOOLS := .venv/helm-tools
+HELM_STAMP := $(HELM_TOOLS)/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu lint type proto docs bench
+.PHONY: help setup run test test-all test-gpu helm-test helm-tools lint type proto docs bench
 
 help: ## show this help
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | awk -F'\t' '{printf "make %-9s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | awk -F'\t' '{printf "make %-10s %s\n", $$1, $$2}'
 
 setup: $(DEV_STAMP) ## make .venv and install everything, tools for development included
 
@@ -37,14 +39,19 @@ run: $(RUN_STAMP) ## serve a model here and ask a first question [MODEL= PORT= O
 	@$(BIN)/baton up --port $(PORT) $(if $(MODEL),--model '$(MODEL)') \
 	  --ask '$(QUESTION)' $(if $(ONCE),--once) $(ARGS)
 
-test: $(DEV_STAMP) ## run the tests
+test: $(DEV_STAMP) $(HELM_STAMP) ## run the tests
 	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
 
-test-all: $(DEV_STAMP) ## run the tests, the slow ones too
+test-all: $(DEV_STAMP) $(HELM_STAMP) ## run the tests, the slow ones too
 	$(BIN)/python -m pytest $(ARGS)
 
 test-gpu: ## check and measure the GPU path on one GPU, in under 8 minutes [GPU_PYTHON=]
 	PYTHONPATH=.:proto $(GPU_PYTHON) -m bench.gpu $(ARGS)
+
+helm-test: $(DEV_STAMP) $(HELM_STAMP) ## test the chart and the Dockerfile; needs no cluster
+	$(BIN)/python -m pytest tests/helm $(ARGS)
+
+helm-tools: $(HELM_STAMP) ## fetch the Helm versions that the chart is tested with
 
 lint: $(DEV_STAMP) type ## check style, types, generated files
 	$(BIN)/ruff check .
@@ -59,10 +66,11 @@ proto: $(DEV_STAMP) ## generate the stubs of proto/ anew
 	  --python_out=proto --grpc_python_out=proto --mypy_out=proto --mypy_grpc_out=proto \
 	  proto/baton/v1/*.proto
 
-docs: $(RUN_STAMP) ## generate docs/cli.md and docs/metrics.md anew
+docs: $(RUN_STAMP) ## generate docs/cli.md, docs/metrics.md and the flags in the chart's schema anew
 	$(BIN)/python -m client.cli_reference > docs/cli.md
 	{ $(BIN)/python -m router.metrics_reference; $(BIN)/python -m worker.metrics_reference; } \
 	  > docs/metrics.md
+	$(BIN)/python helm/settings_schema.py
 
 bench: $(DEV_STAMP) ## run the quick benchmarks
 	$(BIN)/python -m bench.kv --quick
@@ -89,6 +97,11 @@ $(RUN_STAMP): pyproject.toml $(PINS) | $(BIN)/python
 	@echo "Installing torch and Baton into .venv (some minutes, once)"
 	$(PIP_INSTALL) '$(TORCH)'
 	$(PIP_INSTALL) -c $(PINS) -e '.[$(EXTRA)]'
+	@touch $@
+
+$(HELM_STAMP): tests/helm/fetch_tools.py | $(BIN)/python
+	@echo "Fetching two versions of Helm (75 MB, once)"
+	@$(BIN)/python tests/helm/fetch_tools.py $(HELM_TOOLS)
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)

@@ -1,0 +1,1 @@
+"""The chart: what it renders, and what it refuses."""

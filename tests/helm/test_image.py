@@ -1,0 +1,114 @@
+"""The Dockerfile: what its steps install, checked without building an image."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from tests.helm.rendering import ROOT, render
+
+TEXT = (ROOT / "Dockerfile").read_text()
+
+
+def stages():
+    """Instructions of each stage, as (keyword, rest), continued lines joined."""
+    lines = re.sub(r"\\\n\s*", "", re.sub(r"(?m)^#.*\n", "", TEXT)).splitlines()
+    found = {}
+    for line in filter(None, lines):
+        keyword, _, rest = line.partition(" ")
+        if keyword == "FROM":
+            base, _, name = rest.partition(" AS ")
+            found[name] = {"base": base, "steps": []}
+        elif found:
+            found[name]["steps"].append((keyword, rest))
+    return found
+
+
+def steps(stage):
+    """Those of a stage and all that it is made from."""
+    found = stages()
+    if stage not in found:
+        return []
+    return [*steps(found[stage]["base"]), *found[stage]["steps"]]
+
+
+def copied():
+    """What is taken from the repository."""
+    return [
+        source
+        for keyword, rest in steps("build-router")
+        if keyword == "COPY" and not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    ]
+
+
+@pytest.mark.parametrize("target", ["router", "worker", "worker-cpu"])
+def test_an_image_runs_as_the_user_that_the_chart_asks_for(target):
+    user = dict(steps(target))["USER"]
+    security = render().pod("router")["securityContext"]
+    assert user == f"{security['runAsUser']}:{security['runAsGroup']}" == "10001:10001"
+
+
+@pytest.mark.parametrize("target", ["router", "worker", "worker-cpu"])
+def test_signals_arrive_while_a_process_still_starts(target):
+    assert dict(steps(target))["ENTRYPOINT"].startswith('["tini"')
+    # `command` would replace the image's entry point.
+    for component in ("router", "decode", "adapter"):
+        assert "command" not in render().container(component)
+
+
+def test_every_package_is_copied():
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "packages"
+    ]
+    top = {"proto" if name.startswith("baton") else name.split(".")[0] for name in packages}
+    assert top <= set(copied())
+
+
+def test_the_builder_is_sent_what_is_copied_and_nothing_else():
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert [line[1:] for line in lines if line.startswith("!")] == copied()
+
+
+def test_every_install_is_pinned():
+    installs = [
+        rest for _, rest in steps("worker") + steps("build-worker") if "pip install" in rest
+    ]
+    assert len(installs) == 3
+    assert all("constraints.txt" in install for install in installs)
+    assert re.search(r"^ARG PYTHON_VERSION=3\.11\.\d+$", TEXT, re.MULTILINE)
+
+
+def test_the_router_image_has_no_torch():
+    assert "torch" not in " ".join(rest for _, rest in steps("build-router"))
+
+
+@pytest.mark.slow
+def test_the_routers_steps_install_a_router_that_starts(tmp_path):
+    """Runs the steps of its build stage in a clean folder; needs the package index."""
+    source, target = tmp_path / "src", tmp_path / "baton"
+    source.mkdir()
+    for keyword, rest in steps("build-router"):
+        if keyword == "COPY":
+            for name in rest.split()[:-1]:
+                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+                copy(ROOT / name, source / name)
+        elif keyword == "RUN":
+            command = rest.replace("/opt/baton", str(target))
+            command = re.sub(r"^python ", f"{sys.executable} ", command)
+            environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_ARGS": ""}
+            subprocess.run(command, shell=True, check=True, cwd=source, env=environment)
+
+    def run(*command):
+        arguments = [target / "bin" / command[0], *command[1:]]
+        return subprocess.run(arguments, cwd="/", capture_output=True, text=True, check=False)
+
+    assert run("python", "-m", "router", "--help").returncode == 0
+    assert run("baton", "generate", "--help").returncode == 0
+    assert "torch" not in run("pip", "list").stdout
+    assert run("python", "-m", "router", "--model", "/none").stderr.startswith("error: ")
