@@ -97,8 +97,9 @@ class Choices:
         return True
 
     def give_all_back(self, request: Request) -> None:
-        """Sends every choice to the router; those that are over already are known there."""
-        for choice in range(request.num_choices):
+        """Sends every choice that is not over to the router."""
+        has_begun = request.is_committed or request.prefill is None
+        for choice in list(request.running) if has_begun else range(request.num_choices):
             self._publish_preempted(request, choice)
 
     def _publish_preempted(self, request: Request, choice: int) -> None:

@@ -93,6 +93,7 @@ async def test_what_was_generated_before_a_hand_over_has_been_sent(folder: Path)
             for result in results:
                 await result.ended.wait()
         assert all(result.was_preempted for result in results)
+        assert both.decode.host.counters.num_given_back == 2
         first = results[0].output
         assert first == right.output[: len(first)]
 
