@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from core.errors import StartupError
-from engine.attention import GatherAttention
 from engine.block_pool import BlockPool
+from engine.cpu_kernels import choose_kernels
 from engine.decoder import Decoder
 from engine.kv_cache import BlockShape, KVCache, available_memory, decide_num_blocks
 from engine.model_config import ModelConfig
@@ -46,6 +46,9 @@ class EngineConfig:
     long_prefill_token_threshold: int = SchedulerConfig.long_prefill_token_threshold
     num_threads: int | None = None
     """Threads of one tensor operation on a CPU. None: PyTorch's choice."""
+    cpu_kernels: str = "auto"
+    """On a CPU, "native": compiled for this machine, "torch": PyTorch's own, "auto": compiled
+    ones where they can be had."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,10 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
             raise StartupError(f"num_threads must be at least 1, is {config.num_threads}")
         torch.set_num_threads(config.num_threads)
     began = time.monotonic()
-    weights = load_weights(config.model, model_config, _DTYPES[dtype], device, progress)
+    kernels = choose_kernels(config.cpu_kernels, _DTYPES[dtype], device, progress)
+    weights = load_weights(
+        config.model, model_config, _DTYPES[dtype], device, progress, kernels.pack
+    )
     progress(f"weights loaded in {time.monotonic() - began:.1f} s ({dtype}, {device})")
     kv_cache = _allocate_kv_cache(config, model_config, _DTYPES[dtype], device)
     progress(
@@ -89,7 +95,8 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
     )
     pool = BlockPool(kv_cache.num_blocks, config.block_size)
     max_model_len = min(context_length, kv_cache.num_blocks * config.block_size)
-    runner = ModelRunner(Decoder(model_config, weights), kv_cache, GatherAttention(kv_cache))
+    attention = kernels.attention(kv_cache, model_config.num_heads, progress)
+    runner = ModelRunner(Decoder(model_config, weights, kernels.ops), kv_cache, attention)
     return Engine(
         config=config,
         model_config=model_config,

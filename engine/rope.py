@@ -105,13 +105,16 @@ class Rope:
         `positions`: int64 [T]. Returns two [T, 1, head_dim] of `dtype`. The first half of the
         sine is negated, which saves `rotate` a negation in every layer.
         """
-        radians = positions[:, None].float() * self._inverse_frequencies
-        cos = radians.cos() * self._attention_factor
-        sin = radians.sin() * self._attention_factor
+        cos, sin = self.cos_sin(positions)
         return (
             torch.cat((cos, cos), dim=-1)[:, None].to(dtype),
             torch.cat((-sin, sin), dim=-1)[:, None].to(dtype),
         )
+
+    def cos_sin(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each rotated pair, float32 [T, head_dim / 2] both."""
+        radians = positions[:, None].float() * self._inverse_frequencies
+        return radians.cos() * self._attention_factor, radians.sin() * self._attention_factor
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
