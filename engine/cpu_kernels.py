@@ -17,6 +17,7 @@ from engine.kv_cache import KVCache
 from engine.linear import Linear, pack, packing_error
 from engine.native.build import BuildError, build, default_cache
 from engine.native.library import DTYPES, Library
+from engine.native.linear import NativePacker
 from engine.native.ops import NativeOps
 from engine.ops import DecoderOps, TorchOps
 
@@ -52,18 +53,26 @@ def choose_kernels(
         raise StartupError(f"cpu_kernels {wanted} is not known; choose {', '.join(CHOICES)}")
     if wanted == "torch" or device.type != "cpu":
         return Kernels(TorchOps(), None, None)
-    reason = packing_error(dtype)
-    if reason is not None:
-        progress(f"matrices are not packed: {reason}")
-    packer = pack if reason is None else None
     try:
         library = _library(dtype)
     except BuildError as error:
         if wanted == "native":
             raise StartupError(f"no compiled kernels: {error}") from error
         progress(f"PyTorch's kernels instead of compiled ones: {error}")
-        return Kernels(TorchOps(), packer, None)
-    return Kernels(NativeOps(library), packer, library)
+        return Kernels(TorchOps(), _onednn(dtype, progress), None)
+    if library.packs and not library.has_matrix_unit:
+        return Kernels(NativeOps(library), NativePacker(library), library)
+    return Kernels(NativeOps(library), _onednn(dtype, progress), library)
+
+
+def _onednn(
+    dtype: torch.dtype, progress: Callable[[str], None]
+) -> Callable[[Linear], None] | None:
+    reason = packing_error(dtype)
+    if reason is None:
+        return pack
+    progress(f"matrices are not packed: {reason}")
+    return None
 
 
 def _library(dtype: torch.dtype) -> Library:

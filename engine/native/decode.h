@@ -8,6 +8,7 @@
 #include "vectors.h"
 
 constexpr int kDecodeTile = 128;  // keys between two rescalings of the running softmax
+constexpr int kAhead = 2;         // blocks between the keys in use and those asked for
 constexpr int kCacheLine = 64;
 
 template <typename T>
@@ -147,6 +148,7 @@ void decode(const Step& step, const Layer& layer, const Chunk& chunk, int64_t he
   const int64_t size = shape.head_dim, groups = step.num_groups;
   const int64_t first_head = head * groups;
   const T* cache = static_cast<const T*>(step.cache);
+  const int64_t* table = step.block_tables + chunk.first_block;
   const float scale = 1.0f / std::sqrt(static_cast<float>(size));
 
   thread_local std::vector<float> scratch;
@@ -165,6 +167,10 @@ void decode(const Step& step, const Layer& layer, const Chunk& chunk, int64_t he
                                               int64_t num_keys) {
       const T* keys = cache + shape.row(block, layer.index, head);
       prefetch(keys + shape.plane() + offset * size, num_keys * size * sizeof(T));
+      const int64_t ahead = t + first + kAhead * shape.block_size;
+      if (ahead < end)
+        prefetch(cache + shape.row(table[ahead / shape.block_size], layer.index, head),
+                 shape.block_size * size * sizeof(T));
       for (int64_t g = 0; g < groups; ++g)
         score<T, kHeadDim>(query + g * size, keys + offset * size, num_keys, size,
                            scores + g * kDecodeTile + first);

@@ -8,22 +8,6 @@ namespace {
 constexpr int64_t kMinParallel = 1 << 14;  // elements below which threads cost more than they save
 
 template <typename T>
-f32x16 load_some(const T* source, int64_t count) {
-  if (count >= kLanes) return load(source);
-  T padded[kLanes] = {};
-  std::memcpy(padded, source, count * sizeof(T));
-  return load(padded);
-}
-
-template <typename T>
-void store_some(T* target, f32x16 values, int64_t count) {
-  if (count >= kLanes) return store(target, values);
-  T padded[kLanes];
-  store(padded, values);
-  std::memcpy(target, padded, count * sizeof(T));
-}
-
-template <typename T>
 float inverse_rms(const T* row, int64_t size, float eps) {
   f32x16 squares{};
   for (int64_t i = 0; i < size; i += kLanes) {

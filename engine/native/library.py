@@ -77,5 +77,13 @@ class Library:
         self.gate = library[f"baton_gate_{suffix}"]
         self.gate.argtypes = (_POINTER, _POINTER, _INT, _INT, _INT)
         self.gate.restype = None
+        self.pack = library[f"baton_pack_{suffix}"]
+        self.pack.argtypes = (_POINTER, _POINTER, _INT, _INT, _INT)
+        self.pack.restype = None
+        self.linear = library[f"baton_linear_{suffix}"]
+        self.linear.argtypes = (*[_POINTER] * 4, *[_INT] * 4)
+        self.linear.restype = None
+        self.packs = bool(library[f"baton_packs_{suffix}"]())
+        self.has_matrix_unit = bool(library.baton_has_matrix_unit())
         self.max_head_dim = int(library.baton_max_head_dim())
         self.max_num_groups = int(library.baton_max_num_groups())

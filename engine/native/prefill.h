@@ -8,82 +8,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "multiply.h"
 #include "step.h"
 #include "vectors.h"
 
 constexpr int kQueryRows = 64;
 constexpr int kKeys = 64;
 constexpr int kMaxHeadDim = 256;
-constexpr int kStripe = 4;  // rows of A that one pass of `multiply` takes
-
-// How operands are stored: AVX512-BF16 multiplies pairs along the inner dimension, anything
-// else single floats.
-#ifdef __AVX512BF16__
-template <typename T>
-constexpr bool kInPairs = sizeof(T) == sizeof(bfloat16);
-#else
-template <typename T>
-constexpr bool kInPairs = false;
-#endif
-
-// Four bytes: one float, or a pair of bfloat16.
-using Word = uint32_t;
-
-template <typename T>
-constexpr int kPerWord = kInPairs<T> ? 2 : 1;
-
-template <bool kPairs>
-inline f32x16 multiply_words(const Word* a, f32x16 b, f32x16 total) {
-#ifdef __AVX512BF16__
-  if constexpr (kPairs) {
-    return (f32x16)_mm512_dpbf16_ps((__m512)total, (__m512bh)_mm512_set1_epi32((int)*a),
-                                    (__m512bh)b);
-  }
-#endif
-  return total + b * load_as<float>(a);
-}
-
-struct Operand {
-  const Word* words;
-  int64_t row_stride, inner_stride;
-};
-
-// C[kStripe, kVectors * 16] += A[kStripe, inner] * B[inner, kVectors * 16], `inner` in words.
-template <bool kPairs, int kVectors>
-inline void multiply_stripe(Operand a, const Word* b, int64_t b_stride, int64_t inner, float* c,
-                            int64_t c_stride) {
-  f32x16 totals[kStripe][kVectors];
-  for (int r = 0; r < kStripe; ++r)
-    for (int v = 0; v < kVectors; ++v) totals[r][v] = load(c + r * c_stride + v * kLanes);
-  for (int64_t k = 0; k < inner; ++k) {
-    f32x16 column[kVectors];
-    for (int v = 0; v < kVectors; ++v) column[v] = load_as<f32x16>(b + k * b_stride + v * kLanes);
-    for (int r = 0; r < kStripe; ++r) {
-      const Word* left = a.words + r * a.row_stride + k * a.inner_stride;
-      for (int v = 0; v < kVectors; ++v)
-        totals[r][v] = multiply_words<kPairs>(left, column[v], totals[r][v]);
-    }
-  }
-  for (int r = 0; r < kStripe; ++r)
-    for (int v = 0; v < kVectors; ++v) store(c + r * c_stride + v * kLanes, totals[r][v]);
-}
-
-// C[rows, columns] += A * B. `rows` is a multiple of kStripe, `columns` of 16.
-template <bool kPairs>
-void multiply(Operand a, int64_t rows, const Word* b, int64_t b_stride, int64_t inner, float* c,
-              int64_t c_stride, int64_t columns) {
-  for (int64_t r = 0; r < rows; r += kStripe) {
-    const Operand stripe{a.words + r * a.row_stride, a.row_stride, a.inner_stride};
-    int64_t n = 0;
-    for (; n + 4 * kLanes <= columns; n += 4 * kLanes)
-      multiply_stripe<kPairs, 4>(stripe, b + n, b_stride, inner, c + r * c_stride + n, c_stride);
-    for (; n + 2 * kLanes <= columns; n += 2 * kLanes)
-      multiply_stripe<kPairs, 2>(stripe, b + n, b_stride, inner, c + r * c_stride + n, c_stride);
-    for (; n < columns; n += kLanes)
-      multiply_stripe<kPairs, 1>(stripe, b + n, b_stride, inner, c + r * c_stride + n, c_stride);
-  }
-}
-
 // What one thread needs; sized for the largest head.
 struct alignas(64) PrefillScratch {
   Word queries[kMaxHeadDim * kQueryRows];  // [head_dim / per word, kQueryRows]

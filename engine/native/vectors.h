@@ -61,6 +61,23 @@ inline void store(bfloat16* target, f32x16 values) {
 #endif
 }
 
+// The first `count` elements, at most 16; zeros behind them.
+template <typename T>
+inline f32x16 load_some(const T* source, int64_t count) {
+  if (count >= kLanes) return load(source);
+  T padded[kLanes] = {};
+  std::memcpy(padded, source, count * sizeof(T));
+  return load(padded);
+}
+
+template <typename T>
+inline void store_some(T* target, f32x16 values, int64_t count) {
+  if (count >= kLanes) return store(target, values);
+  T padded[kLanes];
+  store(padded, values);
+  std::memcpy(target, padded, count * sizeof(T));
+}
+
 inline f32x16 select(i32x16 condition, f32x16 yes, f32x16 no) {
   return (f32x16)(((i32x16)yes & condition) | ((i32x16)no & ~condition));
 }
