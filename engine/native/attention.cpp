@@ -8,8 +8,9 @@
 
 namespace {
 
+// Tokens [first, first + num_tokens) of a chunk, for some KV heads.
 struct Item {
-  int64_t chunk, head, first, num_tokens;
+  int64_t chunk, first, num_tokens, head, num_heads;
 };
 
 template <typename T>
@@ -28,16 +29,25 @@ void write_token(const Step& step, const Layer& layer, int64_t token) {
   }
 }
 
+// KV heads that one thread takes of a single token: all where there are tokens enough to share.
+int64_t heads_per_token(const Step& step) {
+  int64_t num_tokens = 0;
+  for (int64_t c = 0; c < step.num_chunks; ++c) num_tokens += step.chunks[c].num_tokens == 1;
+  return num_tokens >= 4 * step.num_threads ? step.shape.num_kv_heads : 1;
+}
+
 // Longest first, so that no thread ends with a long one; of a prompt, the last tile is longest.
 std::vector<Item> items_of(const Step& step) {
   const int64_t tokens_per_tile = std::max<int64_t>(1, kQueryRows / step.num_groups);
+  const int64_t num_kv_heads = step.shape.num_kv_heads, num_together = heads_per_token(step);
   std::vector<Item> items;
   for (int64_t c = 0; c < step.num_chunks; ++c) {
     const int64_t num_tokens = step.chunks[c].num_tokens;
     const int64_t tile = num_tokens == 1 ? 1 : tokens_per_tile;
+    const int64_t num_heads = num_tokens == 1 ? num_together : 1;
     for (int64_t first = (num_tokens - 1) / tile * tile; first >= 0; first -= tile)
-      for (int64_t head = 0; head < step.shape.num_kv_heads; ++head)
-        items.push_back({c, head, first, std::min(tile, num_tokens - first)});
+      for (int64_t head = 0; head < num_kv_heads; head += num_heads)
+        items.push_back({c, first, std::min(tile, num_tokens - first), head, num_heads});
   }
   return items;
 }
@@ -49,11 +59,11 @@ void attend(const Step& step, const Layer& layer, const Item& item) {
     thread_local auto scratch = std::make_unique<PrefillScratch>();
     PrefillTile<T>(step, layer, chunk, item.head, item.first, item.num_tokens, *scratch).run();
   } else if (step.shape.head_dim == 64) {
-    decode<T, 64>(step, layer, chunk, item.head);
+    decode<T, 64>(step, layer, chunk, item.head, item.num_heads);
   } else if (step.shape.head_dim == 128) {
-    decode<T, 128>(step, layer, chunk, item.head);
+    decode<T, 128>(step, layer, chunk, item.head, item.num_heads);
   } else {
-    decode<T, 0>(step, layer, chunk, item.head);
+    decode<T, 0>(step, layer, chunk, item.head, item.num_heads);
   }
 }
 

@@ -1,4 +1,4 @@
-// Attention of a single token: all query heads of one KV head read each key and value once.
+// Attention of a single token: all query heads of a KV head read each key and value once.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,6 @@
 #include "vectors.h"
 
 constexpr int kDecodeTile = 128;  // keys between two rescalings of the running softmax
-constexpr int kAhead = 2;         // blocks between the keys in use and those asked for
 constexpr int kCacheLine = 64;
 
 template <typename T>
@@ -99,10 +98,20 @@ void add_values(int64_t num_groups, const float* weights, const T* values, int64
   }
 }
 
-inline void prefetch(const void* first, int64_t num_bytes) {
-  const char* line = static_cast<const char*>(first);
-  for (int64_t i = 0; i < num_bytes; i += kCacheLine) __builtin_prefetch(line + i);
-}
+// Memory that is wanted soon, asked for a share at a time: all at once would fill the queue of
+// loads and hold up those that are wanted now.
+struct Part {
+  const void* first;
+  int64_t num_bytes, num_shares;
+
+  void prefetch(int64_t share) const {
+    const char* bytes = static_cast<const char*>(first);
+    const int64_t end = num_bytes * (share + 1) / num_shares;
+    for (int64_t i = num_bytes * share / num_shares / kCacheLine * kCacheLine; i < end;
+         i += kCacheLine)
+      __builtin_prefetch(bytes + i, 0, 2);
+  }
+};
 
 // The running softmax of `num_groups` queries (Milakov and Gimelshein, arXiv 1805.02867).
 struct Softmax {
@@ -142,57 +151,67 @@ void for_each_piece(const Step& step, const Chunk& chunk, int64_t begin, int64_t
   }
 }
 
+// One token and `num_heads` KV heads from `first_head` on. Heads of a block lie side by side: to
+// take them together is to read longer stretches of memory.
 template <typename T, int kHeadDim>
-void decode(const Step& step, const Layer& layer, const Chunk& chunk, int64_t head) {
+void decode(const Step& step, const Layer& layer, const Chunk& chunk, int64_t first_head,
+            int64_t num_heads) {
   const CacheShape& shape = step.shape;
-  const int64_t size = shape.head_dim, groups = step.num_groups;
-  const int64_t first_head = head * groups;
+  const int64_t size = shape.head_dim, groups = step.num_groups, rows = num_heads * groups;
+  const int64_t head_size = shape.block_size * size, group_size = groups * size;
+  const int64_t piece_bytes = num_heads * head_size * sizeof(T);
   const T* cache = static_cast<const T*>(step.cache);
   const int64_t* table = step.block_tables + chunk.first_block;
   const float scale = 1.0f / std::sqrt(static_cast<float>(size));
 
   thread_local std::vector<float> scratch;
-  scratch.assign(groups * (size + kDecodeTile + 2), 0.0f);
+  scratch.assign(rows * (size + kDecodeTile + 2), 0.0f);
   float* outputs = scratch.data();
-  float* scores = outputs + groups * size;
-  Softmax softmax{scores + groups * kDecodeTile, scores + groups * kDecodeTile + groups};
-  std::fill(softmax.largest, softmax.largest + groups, kNegativeInfinity);
+  float* scores = outputs + rows * size;
+  Softmax softmax{scores + rows * kDecodeTile, scores + rows * kDecodeTile + rows};
+  std::fill(softmax.largest, softmax.largest + rows, kNegativeInfinity);
 
-  const T* query =
-      static_cast<const T*>(layer.query) + chunk.first_row * layer.query_stride + first_head * size;
+  const T* query = static_cast<const T*>(layer.query) + chunk.first_row * layer.query_stride +
+                   first_head * group_size;
   const int64_t end = chunk.start + 1;
   for (int64_t t = std::max<int64_t>(0, end - layer.window); t < end;) {
     const int64_t count = std::min(end - t, int64_t{kDecodeTile});
     for_each_piece(step, chunk, t, count, [&](int64_t block, int64_t offset, int64_t first,
                                               int64_t num_keys) {
-      const T* keys = cache + shape.row(block, layer.index, head);
-      prefetch(keys + shape.plane() + offset * size, num_keys * size * sizeof(T));
-      const int64_t ahead = t + first + kAhead * shape.block_size;
-      if (ahead < end)
-        prefetch(cache + shape.row(table[ahead / shape.block_size], layer.index, head),
-                 shape.block_size * size * sizeof(T));
-      for (int64_t g = 0; g < groups; ++g)
-        score<T, kHeadDim>(query + g * size, keys + offset * size, num_keys, size,
-                           scores + g * kDecodeTile + first);
+      const T* keys = cache + shape.row(block, layer.index, first_head);
+      const Part values{keys + shape.plane(), piece_bytes, rows};
+      for (int64_t row = 0; row < rows; ++row) {
+        values.prefetch(row);
+        score<T, kHeadDim>(query + row * size, keys + row / groups * head_size + offset * size,
+                           num_keys, size, scores + row * kDecodeTile + first);
+      }
     });
-    for (int64_t g = 0; g < groups; ++g) {
-      const float kept = softmax.add(g, scores + g * kDecodeTile, count, scale);
+    for (int64_t row = 0; row < rows; ++row) {
+      const float kept = softmax.add(row, scores + row * kDecodeTile, count, scale);
       for (int64_t d = 0; d < size; d += kLanes)
-        store(outputs + g * size + d, load(outputs + g * size + d) * kept);
+        store(outputs + row * size + d, load(outputs + row * size + d) * kept);
     }
-    t += count;
-    for_each_piece(step, chunk, t - count, count, [&](int64_t block, int64_t offset, int64_t first,
-                                                      int64_t num_keys) {
-      const T* values = cache + shape.row(block, layer.index, head) + shape.plane();
-      add_values(groups, scores + first, values + offset * size, num_keys, size, outputs);
+    for_each_piece(step, chunk, t, count, [&](int64_t block, int64_t offset, int64_t first,
+                                              int64_t num_keys) {
+      const T* values = cache + shape.row(block, layer.index, first_head) + shape.plane();
+      const int64_t ahead = std::min(t + first + kDecodeTile, end - 1) / shape.block_size;
+      const Part next{cache + shape.row(table[ahead], layer.index, first_head), piece_bytes,
+                      num_heads};
+      for (int64_t head = 0; head < num_heads; ++head) {
+        next.prefetch(head);
+        add_values(groups, scores + head * groups * kDecodeTile + first,
+                   values + head * head_size + offset * size, num_keys, size,
+                   outputs + head * group_size);
+      }
     });
+    t += count;
   }
 
   T* target = static_cast<T*>(layer.output) +
-              (chunk.first_row * shape.num_kv_heads * groups + first_head) * size;
-  for (int64_t g = 0; g < groups; ++g) {
-    const float factor = 1.0f / softmax.total[g];
+              (chunk.first_row * shape.num_kv_heads + first_head) * group_size;
+  for (int64_t row = 0; row < rows; ++row) {
+    const float factor = 1.0f / softmax.total[row];
     for (int64_t d = 0; d < size; d += kLanes)
-      store(target + g * size + d, load(outputs + g * size + d) * factor);
+      store(target + row * size + d, load(outputs + row * size + d) * factor);
   }
 }
