@@ -47,7 +47,7 @@ class Kernels:
 def choose_kernels(
     wanted: str, dtype: torch.dtype, device: torch.device, progress: Callable[[str], None]
 ) -> Kernels:
-    """"torch": PyTorch's own. "native": compiled for this CPU, or StartupError. "auto": compiled
+    """ "torch": PyTorch's own. "native": compiled for this CPU, or StartupError. "auto": compiled
     where that goes. Compiling takes seconds, once a machine."""
     if wanted not in CHOICES:
         raise StartupError(f"cpu_kernels {wanted} is not known; choose {', '.join(CHOICES)}")
@@ -65,9 +65,7 @@ def choose_kernels(
     return Kernels(NativeOps(library), _onednn(dtype, progress), library)
 
 
-def _onednn(
-    dtype: torch.dtype, progress: Callable[[str], None]
-) -> Callable[[Linear], None] | None:
+def _onednn(dtype: torch.dtype, progress: Callable[[str], None]) -> Callable[[Linear], None] | None:
     reason = packing_error(dtype)
     if reason is None:
         return pack
