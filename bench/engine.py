@@ -3,8 +3,9 @@
 SmolLM2 and a random Llama of 246 million parameters: prefill of prompts of 512 and 2,048
 tokens, decode at batch 1, 8 and 32 behind 512 tokens each. `of_limit` is the share of what the
 machine could do at best, measured in the same run (`bench.engine_limits`). All take turns;
-medians of the turns. The goals are those of the random model: SmolLM2's matrices are so small
-that what surrounds them counts as much.
+medians of the turns. On a machine that others use, too, take `--threads 1 --cpu-time`: two
+threads then wait for each other more than they compute. The goals are those of the random
+model: SmolLM2's matrices are so small that what surrounds them counts as much.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import resource
 import statistics
 import sys
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from bench.engine_limits import Limits, Work, measure_limits
 from bench.engine_steps import CASES, Case, EngineSubject
 from bench.report import Reporter, argument_parser
 from bench.small_model import NAME, small_model
+from engine.cpu_kernels import CHOICES
 from engine.fetch_smollm2 import default_folder, fetch
 
 LIMIT_GOALS = {
@@ -50,6 +53,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="turns that each engine gets")
     parser.add_argument("--model", choices=(NAME, "smollm2"), action="append")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--cpu-kernels", choices=CHOICES, default="auto")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="of all threads, instead of elapsed time"
+    )
     arguments = parser.parse_args()
     reporter = Reporter("engine", arguments.json)
     for name in arguments.model or (NAME, "smollm2"):
@@ -59,11 +66,12 @@ def main() -> int:
 
 def _run_model(reporter: Reporter, name: str, arguments: argparse.Namespace) -> None:
     folder = _folder(name)
-    own = EngineSubject(folder, arguments.dtype, arguments.threads)
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
+    own = EngineSubject(folder, arguments.dtype, arguments.threads, arguments.cpu_kernels, clock)
     reporter.row(model=name, load_s=own.load_s, peak_memory_mib=_peak_memory_mib())
     measured = Measured()
     for _ in range(arguments.rounds):
-        measured.limits.append(measure_limits(own.dtype))
+        measured.limits.append(measure_limits(own.dtype, clock))
         for case in CASES:
             measured.seconds[case].append(own.step_s(case))
     limit = measured.limit()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from bench.engine_steps import Case
+from bench.engine_steps import Case, Clock
 from engine.engine import Engine
 
 _NUM_BYTES = 1 << 29
@@ -31,15 +30,15 @@ class Limits:
         return max(num_bytes / self.bytes_per_s, num_flops / self.flops_per_s)
 
 
-def measure_limits(dtype: torch.dtype) -> Limits:
+def measure_limits(dtype: torch.dtype, clock: Clock) -> Limits:
     """Medians of a few runs with the threads that PyTorch uses now."""
     source = torch.ones(_NUM_BYTES // 8, dtype=torch.float64)
     target = torch.empty_like(source)
-    read_s = _median_s(lambda: source.sum())
-    copy_s = _median_s(lambda: target.copy_(source))
+    read_s = _median_s(lambda: source.sum(), clock)
+    copy_s = _median_s(lambda: target.copy_(source), clock)
     left = torch.randn(_ROWS, _INNER).to(dtype)
     right = torch.randn(_INNER, _COLUMNS).to(dtype)
-    multiply_s = _median_s(lambda: left @ right)
+    multiply_s = _median_s(lambda: left @ right, clock)
     return Limits(
         bytes_per_s=max(_NUM_BYTES / read_s, 2 * _NUM_BYTES / copy_s),
         flops_per_s=2 * _ROWS * _INNER * _COLUMNS / multiply_s,
@@ -89,11 +88,11 @@ class Work:
         )
 
 
-def _median_s(run: Callable[[], object]) -> float:
+def _median_s(run: Callable[[], object], clock: Clock) -> float:
     run()
     times = []
     for _ in range(_REPEATS):
-        began_at = time.perf_counter()
+        began_at = clock()
         run()
-        times.append(time.perf_counter() - began_at)
+        times.append(clock() - began_at)
     return statistics.median(times)

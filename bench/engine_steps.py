@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,9 @@ import torch
 from core.sampling import SamplingParams
 from engine.engine import EngineConfig, load_engine
 from engine.sequence import Sequence
+
+Clock = Callable[[], float]
+"""Seconds since some moment."""
 
 CONTEXT = 512
 DECODE_STEPS = 12
@@ -48,20 +51,24 @@ CASES = (
 class EngineSubject:
     """Baton's engine with the parts that a pod puts around the model."""
 
-    def __init__(self, folder: Path, dtype: str, num_threads: int) -> None:
-        began_at = time.perf_counter()
+    def __init__(
+        self, folder: Path, dtype: str, num_threads: int, cpu_kernels: str, clock: Clock
+    ) -> None:
+        self._clock = clock
+        began_at = clock()
         self.engine = load_engine(
             EngineConfig(
                 model=folder,
                 dtype=dtype,
                 num_threads=num_threads,
+                cpu_kernels=cpu_kernels,
                 num_gpu_blocks_override=NUM_BLOCKS,
                 max_model_len=MAX_MODEL_LEN,
                 long_prefill_token_threshold=MAX_MODEL_LEN,
             ),
             lambda message: None,
         )
-        self.load_s = time.perf_counter() - began_at
+        self.load_s = self._clock() - began_at
         self._random = random.Random(0)
         # Memory that nobody has written takes no room in caches.
         self.engine.kv_cache.data.normal_()
@@ -108,8 +115,8 @@ class EngineSubject:
         return Sequence(name, 0, prompt, sampling, b"")
 
     def _step(self) -> float:
-        began_at = time.perf_counter()
+        began_at = self._clock()
         batch = self.engine.scheduler.schedule()
         assert batch is not None
         self.engine.scheduler.postprocess(batch, self.engine.runner.execute(batch))
-        return time.perf_counter() - began_at
+        return self._clock() - began_at

@@ -16,12 +16,16 @@ Multiply = Callable[[torch.Tensor], torch.Tensor]
 class Linear:
     """A weight [out, in], and a bias [out] where the model has one.
 
-    The weight is None once something has taken its place.
+    The weight is None once something has taken its place. One that is shared (an embedding
+    that is looked up, too) stays as it was loaded.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_shared: bool = False
+    ) -> None:
         self.weight: torch.Tensor | None = weight
         self.bias = bias
+        self.is_shared = is_shared
         self._multiply: Multiply = lambda x: linear(x, weight, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -30,15 +34,20 @@ class Linear:
     def replace(self, multiply: Multiply) -> None:
         """From now on `multiply` does it, which knows the bias; the weight is let go."""
         self._multiply = multiply
-        self.weight = None
+        if not self.is_shared:
+            self.weight = None
 
 
 def pack(matrix: Linear) -> None:
     """Puts the weight in oneDNN's own order, which then need not be made in every step.
 
+    A shared one would be there twice, and stays as it is.
+
     One copy serves steps of any size. The functions are PyTorch's own, but private:
     `packing_error` tells whether they do here what they should.
     """
+    if matrix.is_shared:
+        return
     bias = matrix.bias
     multiply = torch.ops.mkldnn._linear_pointwise.default
     packed = torch.ops.mkldnn._reorder_linear_weight(matrix.weight)

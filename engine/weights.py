@@ -68,9 +68,11 @@ class _Plan:
         self._device = device
         embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._ignored = {"lm_head.weight"} if config.has_tied_embeddings else set()
-        # An embedding is looked up as it is, and so cannot be packed.
-        lm_head = Linear(embedding)
-        if not config.has_tied_embeddings:
+        if config.has_tied_embeddings:
+            lm_head = Linear(embedding, is_shared=True)
+            self._matrices["model.embed_tokens.weight"] = lm_head
+            self._num_missing[lm_head] = 1
+        else:
             lm_head = self._linear({"lm_head": config.vocab_size}, config.hidden_size, False)
         self.weights = DecoderWeights(
             embedding=embedding,

@@ -83,6 +83,9 @@ class Library:
         self.linear = library[f"baton_linear_{suffix}"]
         self.linear.argtypes = (*[_POINTER] * 4, *[_INT] * 4)
         self.linear.restype = None
+        self.plain_linear = library[f"baton_plain_linear_{suffix}"]
+        self.plain_linear.argtypes = (*[_POINTER] * 3, *[_INT] * 4)
+        self.plain_linear.restype = None
         self.packs = bool(library[f"baton_packs_{suffix}"]())
         self.has_matrix_unit = bool(library.baton_has_matrix_unit())
         self.max_head_dim = int(library.baton_max_head_dim())

@@ -2,8 +2,8 @@
 // so that a product reads them from front to back, whatever its number of rows.
 #include <algorithm>
 
+#include "decode.h"
 #include "multiply.h"
-#include "vectors.h"
 
 namespace {
 
@@ -68,6 +68,23 @@ void run(const Product& p, int64_t num_threads) {
       multiply_tile<T>(p, panel, tile * kRowTile, std::min(kRowTile, p.num_rows - tile * kRowTile));
 }
 
+// The same with a weight that lies as it was loaded, [outputs, inputs]: for few rows.
+template <typename T>
+void run_plain(const Product& p, const T* weight, int64_t num_threads) {
+#pragma omp parallel for num_threads(num_threads) schedule(static)
+  for (int64_t begin = 0; begin < p.outputs; begin += kPanel) {
+    const int64_t size = std::min(kPanel, p.outputs - begin);
+    for (int64_t r = 0; r < p.num_rows; ++r) {
+      alignas(64) float totals[kPanel];
+      score<T, 0>(static_cast<const T*>(p.rows) + r * p.inputs, weight + begin * p.inputs, size,
+                  p.inputs, totals);
+      T* target = static_cast<T*>(p.output) + r * p.outputs + begin;
+      for (int64_t n = 0; n < size; n += kLanes)
+        store_some(target + n, load_some(totals + n, size - n), size - n);
+    }
+  }
+}
+
 }  // namespace
 
 #define BATON_LINEAR(T, suffix)                                                                   \
@@ -80,6 +97,11 @@ void run(const Product& p, int64_t num_threads) {
                              int64_t num_rows, int64_t inputs, int64_t outputs,                   \
                              int64_t num_threads) {                                               \
     run<T>({rows, packed, bias, output, num_rows, inputs, outputs}, num_threads);                 \
+  }                                                                                               \
+  void baton_plain_linear_##suffix(const T* rows, const T* weight, T* output, int64_t num_rows,   \
+                                   int64_t inputs, int64_t outputs, int64_t num_threads) {        \
+    run_plain<T>({rows, nullptr, nullptr, output, num_rows, inputs, outputs}, weight,             \
+                 num_threads);                                                                    \
   }
 
 extern "C" {

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import linear
 
 from engine.linear import Linear
 from engine.native.library import Library
 
 _PANEL = 64
+_LANES = 16
+_MAX_ROWS_AS_LOADED = 32
+"""Beyond, oneDNN is faster even though it reorders the weight each time."""
 
 
 class NativePacker:
@@ -21,12 +25,15 @@ class NativePacker:
         self._library = library
 
     def __call__(self, matrix: Linear) -> None:
-        """Matrices with an odd number of inputs stay as they are."""
-        weight, bias = matrix.weight, matrix.bias
-        assert weight is not None and weight.is_contiguous()
+        """Matrices whose number of inputs is odd stay as they are."""
+        if matrix.is_shared:
+            self._use_as_loaded(matrix)
+        elif matrix.weight is not None and matrix.weight.shape[1] % 2 == 0:
+            self._pack(matrix, matrix.weight)
+
+    def _pack(self, matrix: Linear, weight: torch.Tensor) -> None:
+        bias = matrix.bias
         num_outputs, num_inputs = weight.shape
-        if num_inputs % 2:
-            return
         num_panels = -(-num_outputs // _PANEL)
         packed = weight.new_empty(num_panels * _PANEL * num_inputs)
         self._library.pack(
@@ -52,6 +59,27 @@ class NativePacker:
                 num_inputs,
                 num_outputs,
                 torch.get_num_threads(),
+            )
+            return output
+
+        matrix.replace(multiply)
+
+    def _use_as_loaded(self, matrix: Linear) -> None:
+        weight = matrix.weight
+        if weight is None or matrix.bias is not None or weight.shape[1] % _LANES:
+            return
+        num_outputs, num_inputs = weight.shape
+        run, address = self._library.plain_linear, weight.data_ptr()
+
+        def multiply(x: torch.Tensor) -> torch.Tensor:
+            num_rows = x.shape[0]
+            if num_rows > _MAX_ROWS_AS_LOADED:
+                return linear(x, weight)
+            output = weight.new_empty((num_rows, num_outputs))
+            x = x.contiguous()
+            threads = torch.get_num_threads()
+            run(
+                x.data_ptr(), address, output.data_ptr(), num_rows, num_inputs, num_outputs, threads
             )
             return output
 

@@ -93,6 +93,20 @@ def test_a_matrix_in_panels_equals_the_plain_one(
     torch.testing.assert_close(matrix(x), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
+@pytest.mark.parametrize("num_rows", [1, 3, 40])
+@pytest.mark.parametrize("num_inputs", [32, 34, 48])
+def test_a_shared_matrix_stays_and_equals_the_plain_one(
+    num_inputs: int, num_rows: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    weight = draw(100, num_inputs, dtype=dtype) * num_inputs**-0.5
+    matrix, x = Linear(weight, is_shared=True), draw(num_rows, num_inputs, dtype=dtype, seed=2)
+    expected = matrix(x)
+    NativePacker(native_library(dtype))(matrix)
+    assert matrix.weight is weight
+    torch.testing.assert_close(matrix(x), expected, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_matrix_packed_by_onednn_equals_the_plain_one(dtype: torch.dtype) -> None:
     if reason := packing_error(dtype):
