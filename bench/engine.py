@@ -68,7 +68,7 @@ def _run_model(reporter: Reporter, name: str, arguments: argparse.Namespace) -> 
     folder = _folder(name)
     clock = time.process_time if arguments.cpu_time else time.perf_counter
     own = EngineSubject(folder, arguments.dtype, arguments.threads, arguments.cpu_kernels, clock)
-    reporter.row(model=name, load_s=own.load_s, peak_memory_mib=_peak_memory_mib())
+    reporter.row(model=name, load_s=own.load_s, peak_memory_so_far_mib=_peak_memory_mib())
     measured = Measured()
     for _ in range(arguments.rounds):
         measured.limits.append(measure_limits(own.dtype, clock))

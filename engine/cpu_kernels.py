@@ -60,6 +60,7 @@ def choose_kernels(
             raise StartupError(f"no compiled kernels: {error}") from error
         progress(f"PyTorch's kernels instead of compiled ones: {error}")
         return Kernels(TorchOps(), _onednn(dtype, progress), None)
+    progress("kernels compiled for this CPU")
     if library.packs and not library.has_matrix_unit:
         return Kernels(NativeOps(library), NativePacker(library), library)
     return Kernels(NativeOps(library), _onednn(dtype, progress), library)

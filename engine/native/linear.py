@@ -10,7 +10,7 @@ from engine.native.library import Library
 
 _PANEL = 64
 _LANES = 16
-_MAX_ROWS_AS_LOADED = 32
+_MAX_ROWS_AS_LOADED = 8
 """Beyond, oneDNN is faster even though it reorders the weight each time."""
 
 

@@ -94,7 +94,7 @@ def test_a_matrix_in_panels_equals_the_plain_one(
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
-@pytest.mark.parametrize("num_rows", [1, 3, 40])
+@pytest.mark.parametrize("num_rows", [1, 8, 9])
 @pytest.mark.parametrize("num_inputs", [32, 34, 48])
 def test_a_shared_matrix_stays_and_equals_the_plain_one(
     num_inputs: int, num_rows: int, dtype: torch.dtype, tolerance: float
