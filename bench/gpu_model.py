@@ -14,8 +14,9 @@ import torch
 from core.sampling import SamplingParams
 from engine.attention.triton import TritonAttention, TritonSettings
 from engine.batch import ScheduledSequence, StepBatch
-from engine.decoder import DecoderWeights, LayerWeights, Linear
+from engine.decoder import DecoderWeights, LayerWeights
 from engine.kv_cache import BlockShape, KVCache
+from engine.linear import Linear
 from engine.model_config import ModelConfig
 from engine.sequence import Sequence
 from engine.triton_decoder import TritonDecoder
@@ -92,7 +93,7 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device
         embedding=tensor(config.vocab_size, config.hidden_size),
         layers=tuple(layer() for _ in range(config.num_layers)),
         final_norm=tensor(config.hidden_size),
-        lm_head=tensor(config.vocab_size, config.hidden_size),
+        lm_head=Linear(tensor(config.vocab_size, config.hidden_size), None),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+WEIGHTS = "model.safetensors"
 
 _FIXED: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -30,12 +33,36 @@ def write_random_model(folder: Path, config: dict[str, Any], seed: int) -> None:
 
     `config` says of config.json what is not the same for all: the sizes.
     """
-    config = {**_FIXED, **config}
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    write_all_but_weights(folder, config)
+    save_file(dict(draw_weights(config, seed)), folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def write_all_but_weights(folder: Path, config: dict[str, Any]) -> None:
+    """Config and tokenizer of `write_random_model`."""
+    (folder / "config.json").write_text(json.dumps({**_FIXED, **config}, indent=2))
     _tokenizer().save(str(folder / "tokenizer.json"))
+
+
+def draw_weights(
+    config: dict[str, Any], seed: int
+) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+    """Name and value of every tensor of the model, in float32."""
     rng = np.random.default_rng(seed)
-    weights = {f"{name}.weight": _draw(rng, shape) for name, shape in _shapes(config)}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for name, shape in _shapes(config):
+        yield f"{name}.weight", _draw(rng, shape)
+
+
+def made_once(folder: Path, write: Callable[[Path], None]) -> Path:
+    """`folder`, filled by `write` if it is not there yet; never seen half filled."""
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".make-", dir=folder.parent) as scratch:
+        built = Path(scratch) / "model"
+        built.mkdir()
+        write(built)
+        built.rename(folder)
+    return folder
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:

@@ -5,11 +5,10 @@ SmolLM2 has 45 KiB a token and takes several times as long to prefill one.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.random_model import write_random_model
+from bench.random_model import made_once, write_random_model
 from engine.fetch_smollm2 import default_folder
 
 NAME = "random-wide"
@@ -29,13 +28,6 @@ CONFIG: dict[str, Any] = {
 
 def wide_model() -> Path:
     """The model's folder, beside SmolLM2's; made if it is not there yet."""
-    folder = default_folder().with_name(NAME)
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".make-", dir=folder.parent) as scratch:
-        built = Path(scratch) / "model"
-        built.mkdir()
-        write_random_model(built, CONFIG, SEED)
-        built.rename(folder)
-    return folder
+    return made_once(
+        default_folder().with_name(NAME), lambda folder: write_random_model(folder, CONFIG, SEED)
+    )

@@ -13,25 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding
 
 from engine.attention import StepAttention
+from engine.linear import Linear
 from engine.model_config import ModelConfig
-from engine.rope import Rope, rotate
+from engine.ops import Angles, DecoderOps, HeadLayout, TorchOps
+from engine.rope import Rope
 
 LayerHook = Callable[[int], None]
 """Called with the number of layers whose KV of this step stands in the cache."""
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A weight [out, in], and a bias [out] where the model has one."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
@@ -57,16 +48,21 @@ class DecoderWeights:
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
-    lm_head: torch.Tensor
-    """The embedding itself where the model ties them."""
+    lm_head: Linear
+    """Its weight is the embedding itself where the model ties them."""
 
 
 class Decoder:
     """A model ready to run. Holds no state between steps; the KV cache does."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, ops: DecoderOps | None = None
+    ) -> None:
         self.config = config
         self.weights = weights
+        self._ops = ops or TorchOps()
+        self._eps = config.rms_norm_eps
+        self._layout = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
         self._rope = Rope(config.rope, weights.embedding.device)
 
     @property
@@ -82,47 +78,34 @@ class Decoder:
     ) -> torch.Tensor:
         """Hidden states [T, hidden_size] before the final norm, for int64 [T] inputs."""
         hidden = embedding(input_ids, self.weights.embedding)
-        angles = self._rope.angles(positions, hidden.dtype)
+        angles = self._ops.angles(self._rope, positions, hidden.dtype)
+        update: torch.Tensor | None = None
         for index, layer in enumerate(self.weights.layers):
-            hidden = hidden + self._attention(index, layer, hidden, angles, attention)
+            normed = self._ops.add_norm(hidden, update, layer.input_norm, self._eps)
+            update = self._attention(index, layer, normed, angles, attention)
             if after_layer is not None:
                 after_layer(index + 1)
-            hidden = hidden + self._mlp(layer, hidden)
-        return hidden
+            normed = self._ops.add_norm(hidden, update, layer.post_attention_norm, self._eps)
+            update = layer.down(self._ops.gate(layer.gate_up(normed)))
+        return hidden if update is None else hidden + update
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [rows, vocab_size] of hidden states [rows, hidden_size]."""
-        return linear(self._norm(hidden, self.weights.final_norm), self.weights.lm_head)
+        normed = self._ops.add_norm(hidden, None, self.weights.final_norm, self._eps)
+        return self.weights.lm_head(normed)
 
     def _attention(
         self,
         index: int,
         layer: LayerWeights,
-        hidden: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
+        normed: torch.Tensor,
+        angles: Angles,
         attention: StepAttention,
     ) -> torch.Tensor:
-        config = self.config
-        num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
-        qkv = layer.qkv(self._norm(hidden, layer.input_norm))
-        heads = qkv.view(-1, num_heads + 2 * num_kv_heads, config.head_dim)
-        # Keys go back in their place, so that they lie beside the values.
-        if layer.q_norm is None or layer.k_norm is None:
-            rotated = rotate(heads[:, : num_heads + num_kv_heads], *angles)
-            query = rotated[:, :num_heads]
-            heads[:, num_heads : num_heads + num_kv_heads] = rotated[:, num_heads:]
-        else:
-            query = rotate(self._norm(heads[:, :num_heads], layer.q_norm), *angles)
-            keys = self._norm(heads[:, num_heads : num_heads + num_kv_heads], layer.k_norm)
-            heads[:, num_heads : num_heads + num_kv_heads] = rotate(keys, *angles)
-        key_value = heads[:, num_heads:].view(-1, 2, num_kv_heads, config.head_dim)
-        return layer.output(attention.attend(index, query, key_value, config.windows[index]))
-
-    def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-        gate_up = layer.gate_up(self._norm(hidden, layer.post_attention_norm))
-        gate, up = gate_up.chunk(2, dim=-1)
-        return layer.down(silu(gate) * up)
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm over the last dimension, in float32 inside whatever the dtype of `x`."""
-        return rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+        norms = None
+        if layer.q_norm is not None and layer.k_norm is not None:
+            norms = (layer.q_norm, layer.k_norm)
+        qkv = layer.qkv(normed)
+        query, key_value = self._ops.rotate(qkv, self._layout, angles, norms, self._eps)
+        window = self.config.windows[index]
+        return layer.output(attention.attend(index, query, key_value, window))

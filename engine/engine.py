@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from core.errors import StartupError
-from engine.attention import AttentionBackend, GatherAttention
+from engine.attention import AttentionBackend
 from engine.block_pool import BlockPool
+from engine.cpu_kernels import choose_kernels
 from engine.decoder import Decoder, DecoderWeights
 from engine.graphs import GraphDispatcher, GraphOptions
 from engine.kv_cache import (
@@ -66,6 +67,9 @@ class EngineConfig:
     """Sizes of graphs, in tokens. None: 1, 2, 4, 8, 16, 24 and so on up to `max_num_seqs`."""
     num_threads: int | None = None
     """Threads of one tensor operation on a CPU. None: PyTorch's choice."""
+    cpu_kernels: str = "auto"
+    """On a CPU, "native": compiled for this machine, "torch": PyTorch's own, "auto": compiled
+    ones where they can be had."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,10 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
             raise StartupError(f"num_threads must be at least 1, is {config.num_threads}")
         torch.set_num_threads(config.num_threads)
     began = time.monotonic()
-    weights = load_weights(config.model, model_config, _DTYPES[dtype], device, progress)
+    kernels = choose_kernels(config.cpu_kernels, _DTYPES[dtype], device, progress)
+    weights = load_weights(
+        config.model, model_config, _DTYPES[dtype], device, progress, kernels.pack
+    )
     progress(f"weights loaded in {time.monotonic() - began:.1f} s ({dtype}, {device})")
     shape = _block_shape(config, model_config, _DTYPES[dtype])
     gpu = _load_gpu(model_config, weights, shape, context_length, options)
@@ -117,7 +124,8 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
     if gpu is not None:
         runner = gpu.make_runner(kv_cache, config.max_num_seqs, progress)
     else:
-        decoder, attention = Decoder(model_config, weights), GatherAttention(kv_cache)
+        attention = kernels.attention(kv_cache, model_config.num_heads, progress)
+        decoder = Decoder(model_config, weights, kernels.ops)
         runner = _cpu_runner(decoder, attention, options, kv_cache)
     return Engine(
         config=config,

@@ -1,7 +1,8 @@
 """Loads a Hugging Face folder's safetensors straight into the decoder's fused tensors.
 
 Files are mapped, not read: each tensor is copied once, from the page cache to its place
-(converted to the wanted dtype on the way), and no second copy of the model ever exists.
+(converted to the wanted dtype on the way). A matrix that is to be packed is packed as soon as
+its last part is there, so that no second copy of the model ever exists.
 Every tensor must be there, of the right shape, and nothing else may be.
 """
 
@@ -15,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 
 from core.errors import StartupError
 from core.model_folder import weight_files
-from engine.decoder import DecoderWeights, LayerWeights, Linear
+from engine.decoder import DecoderWeights, LayerWeights
+from engine.linear import Linear
 from engine.model_config import ModelConfig
 
 _NOT_WEIGHTS = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
@@ -28,10 +30,14 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[str], None],
+    pack: Callable[[Linear], None] | None = None,
 ) -> DecoderWeights:
-    """Allocates and fills all tensors. Raises StartupError naming the tensor or the file."""
+    """Allocates and fills all tensors, and calls `pack` with each matrix that it may replace.
+
+    Raises StartupError naming the tensor or the file.
+    """
     files = weight_files(folder)
-    plan = _Plan(config, dtype, device)
+    plan = _Plan(config, dtype, device, pack)
     for number, path in enumerate(files, start=1):
         progress(f"loading weights {number}/{len(files)}: {path.name}")
         _load_file(path, plan)
@@ -46,16 +52,28 @@ def load_weights(
 class _Plan:
     """Where each named tensor goes: views into the tensors of `weights`, not yet filled."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        pack: Callable[[Linear], None] | None,
+    ) -> None:
         self.pending: dict[str, torch.Tensor] = {}
+        self._matrices: dict[str, Linear] = {}
+        self._num_missing: dict[Linear, int] = {}
+        self._pack = pack
         self._filled: set[str] = set()
         self._dtype = dtype
         self._device = device
         embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._ignored = {"lm_head.weight"} if config.has_tied_embeddings else set()
-        lm_head = embedding
-        if not config.has_tied_embeddings:
-            lm_head = self._tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+        if config.has_tied_embeddings:
+            lm_head = Linear(embedding, is_shared=True)
+            self._matrices["model.embed_tokens.weight"] = lm_head
+            self._num_missing[lm_head] = 1
+        else:
+            lm_head = self._linear({"lm_head": config.vocab_size}, config.hidden_size, False)
         self.weights = DecoderWeights(
             embedding=embedding,
             layers=tuple(self._layer(config, index) for index in range(config.num_layers)),
@@ -81,6 +99,10 @@ class _Plan:
             raise StartupError(f"tensor {name} has dtype {source.dtype}, not a floating one")
         target.copy_(source)
         self._filled.add(name)
+        if (matrix := self._matrices.get(name)) is not None:
+            self._num_missing[matrix] -= 1
+            if self._num_missing[matrix] == 0 and self._pack is not None:
+                self._pack(matrix)
 
     def _layer(self, config: ModelConfig, index: int) -> LayerWeights:
         prefix = f"model.layers.{index}."
@@ -116,13 +138,16 @@ class _Plan:
         num_outputs = sum(parts.values())
         weight = self._empty(num_outputs, num_inputs)
         bias = self._empty(num_outputs) if has_bias else None
+        matrix = Linear(weight, bias)
+        tensors = [(".weight", weight)] + ([(".bias", bias)] if bias is not None else [])
         first = 0
         for name, size in parts.items():
-            self.pending[name + ".weight"] = weight[first : first + size]
-            if bias is not None:
-                self.pending[name + ".bias"] = bias[first : first + size]
+            for suffix, tensor in tensors:
+                self.pending[name + suffix] = tensor[first : first + size]
+                self._matrices[name + suffix] = matrix
             first += size
-        return Linear(weight, bias)
+        self._num_missing[matrix] = len(parts) * len(tensors)
+        return matrix
 
     def _tensor(self, name: str, *shape: int) -> torch.Tensor:
         tensor = self._empty(*shape)

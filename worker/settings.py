@@ -55,6 +55,11 @@ class WorkerSettings(TlsSettings):
     )
     device: str = Field("cpu", description="cpu or cuda.")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of a step.")
+    cpu_kernels: Literal["auto", "native", "torch"] = Field(
+        "auto",
+        description="On a CPU: native, compiled once for this machine with g++ into "
+        "$BATON_CACHE/native; torch, PyTorch's own; auto, native where it goes.",
+    )
     block_size: int = Field(16, ge=1, le=256, description="Tokens in a KV block.")
     num_gpu_blocks_override: int | None = Field(
         None, ge=1, description="Exact number of KV blocks (on any device)."
@@ -142,6 +147,7 @@ class WorkerSettings(TlsSettings):
             dtype=self.dtype,
             device=self.device,
             num_threads=self.threads,
+            cpu_kernels=self.cpu_kernels,
             block_size=self.block_size,
             num_gpu_blocks_override=self.num_gpu_blocks_override,
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,

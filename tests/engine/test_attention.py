@@ -1,14 +1,18 @@
-"""The gathering attention against the reference, and the reference in low precision."""
+"""The attention backends against the reference, and the reference in low precision."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from engine.attention import GatherAttention, ReferenceAttention, SequenceChunk
+from engine.attention import AttentionBackend, GatherAttention, ReferenceAttention, SequenceChunk
+from engine.attention.native import NativeAttention
 from engine.kv_cache import BlockShape, KVCache
+from tests.engine.kernels import native_library
 
-NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 6, 2, 8, 4, 24
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NUM_BLOCKS = 6, 2, 16, 4, 24
 CHUNKS = {
     "one token": [SequenceChunk(0, 1, [3])],
     "one prompt": [SequenceChunk(0, 9, [5, 2, 9])],
@@ -26,6 +30,13 @@ CHUNKS = {
     ],
     "a table longer than its use": [SequenceChunk(2, 1, [8, 6, 4]), SequenceChunk(0, 2, [1, 0])],
 }
+
+
+Backend = Callable[[KVCache], AttentionBackend]
+
+
+def native(cache: KVCache) -> AttentionBackend:
+    return NativeAttention(cache, native_library(cache.shape.dtype))
 
 
 def make_cache(dtype: torch.dtype, seed: int = 0) -> KVCache:
@@ -58,12 +69,13 @@ def inputs_of(chunks: list[SequenceChunk], dtype: torch.dtype) -> tuple[torch.Te
 
 @pytest.mark.parametrize("window", [None, 1, 3, 8, 100])
 @pytest.mark.parametrize("name", CHUNKS)
-def test_gathering_equals_the_reference(name: str, window: int | None) -> None:
+@pytest.mark.parametrize("backend", [GatherAttention, native])
+def test_a_backend_equals_the_reference(backend: Backend, name: str, window: int | None) -> None:
     chunks = CHUNKS[name]
     query, key_value = inputs_of(chunks, torch.float32)
     own, reference = make_cache(torch.float32), make_cache(torch.float32)
     for layer in (0, 1):
-        step = GatherAttention(own).prepare(chunks, slots_of(chunks))
+        step = backend(own).prepare(chunks, slots_of(chunks))
         expected_step = ReferenceAttention(reference).prepare(chunks, slots_of(chunks))
         output = step.attend(layer, query, key_value, window)
         expected = expected_step.attend(layer, query, key_value, window)
@@ -71,12 +83,21 @@ def test_gathering_equals_the_reference(name: str, window: int | None) -> None:
     assert torch.equal(own.data, reference.data)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_errs_no_more_than_twice_the_reference(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        (GatherAttention, torch.bfloat16),
+        (GatherAttention, torch.float16),
+        (native, torch.bfloat16),
+    ],
+)
+def test_low_precision_errs_no_more_than_twice_the_reference(
+    backend: Backend, dtype: torch.dtype
+) -> None:
     chunks = CHUNKS["decodes and chunks"]
     query, key_value = inputs_of(chunks, dtype)
 
-    def error_of(backend: type[GatherAttention] | type[ReferenceAttention]) -> float:
+    def error_of(backend: Backend) -> float:
         step = backend(make_cache(dtype)).prepare(chunks, slots_of(chunks))
         return float((step.attend(0, query, key_value, None).double() - exact).abs().max())
 
@@ -87,13 +108,11 @@ def test_low_precision_errs_no_more_than_twice_the_reference(dtype: torch.dtype)
     yardstick.data.copy_(precise.data)
     step = ReferenceAttention(yardstick).prepare(chunks, slots_of(chunks))
     exact = step.attend(0, query.double(), key_value.double(), None)
-    assert error_of(GatherAttention) <= 2 * error_of(ReferenceAttention)
+    assert error_of(backend) <= 2 * error_of(ReferenceAttention)
 
 
-@pytest.mark.parametrize("backend", [GatherAttention, ReferenceAttention])
-def test_a_slot_of_minus_one_writes_nothing(
-    backend: type[GatherAttention] | type[ReferenceAttention],
-) -> None:
+@pytest.mark.parametrize("backend", [GatherAttention, ReferenceAttention, native])
+def test_a_slot_of_minus_one_writes_nothing(backend: Backend) -> None:
     cache = make_cache(torch.float32)
     before = cache.data.clone()
     chunks = CHUNKS["decodes of mixed lengths"]
@@ -104,12 +123,11 @@ def test_a_slot_of_minus_one_writes_nothing(
     assert torch.equal(cache.data, before)
 
 
-def test_padding_reads_no_block_of_another_sequence() -> None:
+@pytest.mark.parametrize("backend", [GatherAttention, native])
+def test_padding_reads_no_block_of_another_sequence(backend: Backend) -> None:
     chunks = [SequenceChunk(1, 1, [4]), SequenceChunk(9, 1, [5, 6, 7])]
     query, key_value = inputs_of(chunks, torch.float32)
     cache = make_cache(torch.float32)
     cache.data[[0, 1, 2, 3]] = float("nan")
-    output = (
-        GatherAttention(cache).prepare(chunks, slots_of(chunks)).attend(0, query, key_value, None)
-    )
+    output = backend(cache).prepare(chunks, slots_of(chunks)).attend(0, query, key_value, None)
     assert output.isfinite().all()

@@ -17,6 +17,7 @@ from tests.engine.harness import (
     run,
     run_prompts,
 )
+from tests.engine.kernels import native_library
 
 LENGTHS = (1, 15, 16, 17, 33, 100)
 PROMPTS = [make_prompt(length) for length in LENGTHS]
@@ -34,6 +35,14 @@ def variant(
     return folder, [reference_tokens(model, prompt) for prompt in PROMPTS]
 
 
+@pytest.fixture(params=["native", "torch"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    """A way for a CPU to compute, as EngineConfig.cpu_kernels names it."""
+    if request.param == "native":
+        native_library(torch.float32)
+    return str(request.param)
+
+
 def test_outputs_wander_so_that_equality_means_something(variant: tuple[Path, Tokens]) -> None:
     _, expected = variant
     assert all(len(set(tokens)) >= 5 for tokens in expected)
@@ -45,14 +54,18 @@ def test_each_prompt_alone_gives_the_reference_tokens(variant: tuple[Path, Token
     assert [run_prompts(engine, [prompt])[0] for prompt in PROMPTS] == expected
 
 
-def test_a_mixed_batch_gives_the_reference_tokens(variant: tuple[Path, Tokens]) -> None:
+def test_a_mixed_batch_gives_the_reference_tokens(
+    variant: tuple[Path, Tokens], kernels: str
+) -> None:
     folder, expected = variant
-    assert run_prompts(make_engine(folder), PROMPTS) == expected
+    assert run_prompts(make_engine(folder, cpu_kernels=kernels), PROMPTS) == expected
 
 
-def test_chunks_of_a_prompt_give_the_reference_tokens(variant: tuple[Path, Tokens]) -> None:
+def test_chunks_of_a_prompt_give_the_reference_tokens(
+    variant: tuple[Path, Tokens], kernels: str
+) -> None:
     folder, expected = variant
-    engine = make_engine(folder, max_num_batched_tokens=13, max_num_seqs=13)
+    engine = make_engine(folder, cpu_kernels=kernels, max_num_batched_tokens=13, max_num_seqs=13)
     assert run_prompts(engine, PROMPTS) == expected
 
 

@@ -1,0 +1,122 @@
+"""Single kinds of steps of an engine, timed: the cases of `bench.engine`."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from core.sampling import SamplingParams
+from engine.engine import EngineConfig, load_engine
+from engine.sequence import Sequence
+
+Clock = Callable[[], float]
+"""Seconds since some moment."""
+
+CONTEXT = 512
+DECODE_STEPS = 12
+NUM_BLOCKS = 1300
+MAX_MODEL_LEN = 4096
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prefill of `num_tokens` in one step, or decode steps of `num_tokens` sequences."""
+
+    phase: str
+    num_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.phase} {self.num_tokens}"
+
+    @property
+    def context(self) -> int:
+        """Tokens that a decode step's sequences have, on average."""
+        return CONTEXT + DECODE_STEPS // 2
+
+
+CASES = (
+    Case("prefill", 512),
+    Case("prefill", 2048),
+    Case("decode", 1),
+    Case("decode", 8),
+    Case("decode", 32),
+)
+
+
+class EngineSubject:
+    """Baton's engine with the parts that a pod puts around the model."""
+
+    def __init__(
+        self, folder: Path, dtype: str, num_threads: int, cpu_kernels: str, clock: Clock
+    ) -> None:
+        self._clock = clock
+        began_at = clock()
+        self.engine = load_engine(
+            EngineConfig(
+                model=folder,
+                dtype=dtype,
+                num_threads=num_threads,
+                cpu_kernels=cpu_kernels,
+                num_gpu_blocks_override=NUM_BLOCKS,
+                max_model_len=MAX_MODEL_LEN,
+                long_prefill_token_threshold=MAX_MODEL_LEN,
+            ),
+            lambda message: None,
+        )
+        self.load_s = self._clock() - began_at
+        self._random = random.Random(0)
+        # Memory that nobody has written takes no room in caches.
+        self.engine.kv_cache.data.normal_()
+        for case in CASES:
+            self.step_s(case)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.engine.kv_cache.shape.dtype
+
+    def step_s(self, case: Case) -> float:
+        """Seconds of a step of this kind, scheduling and sampling included; a median."""
+        if case.phase == "prefill":
+            return self._prefill_s(case.num_tokens)
+        return self._decode_s(case.num_tokens)
+
+    def _prefill_s(self, num_tokens: int) -> float:
+        self.engine.scheduler.add(self._sequence("prompt", num_tokens, num_outputs=1))
+        return self._step()
+
+    def _decode_s(self, batch: int) -> float:
+        scheduler = self.engine.scheduler
+        for index in range(batch):
+            scheduler.add_computed(self._decoding(f"r{index}"))
+        self._step()
+        times = [self._step() for _ in range(DECODE_STEPS)]
+        for index in range(batch):
+            scheduler.abort((f"r{index}", 0, 0))
+        return statistics.median(times)
+
+    def _decoding(self, name: str) -> Sequence:
+        """A sequence whose KV is what happens to be in its blocks."""
+        sequence = self._sequence(name, CONTEXT + 1, num_outputs=2 * DECODE_STEPS)
+        block_table = self.engine.pool.allocate(-(-CONTEXT // self.engine.pool.block_size))
+        assert block_table is not None
+        sequence.block_table = block_table
+        sequence.num_computed_tokens = CONTEXT
+        return sequence
+
+    def _sequence(self, name: str, num_tokens: int, num_outputs: int) -> Sequence:
+        vocab_size = self.engine.model_config.vocab_size
+        prompt = [self._random.randrange(vocab_size) for _ in range(num_tokens)]
+        sampling = SamplingParams(max_tokens=num_outputs, temperature=0.0)
+        return Sequence(name, 0, prompt, sampling, b"")
+
+    def _step(self) -> float:
+        began_at = self._clock()
+        batch = self.engine.scheduler.schedule()
+        assert batch is not None
+        self.engine.scheduler.postprocess(batch, self.engine.runner.execute(batch))
+        return self._clock() - began_at

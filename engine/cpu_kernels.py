@@ -1,0 +1,80 @@
+"""Which kernels an engine runs on: PyTorch's own, or on a CPU the faster ones, if they go.
+
+What does not go is named in a line of the log, and PyTorch does it instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from core.errors import StartupError
+from engine.attention import AttentionBackend, GatherAttention
+from engine.attention.native import NativeAttention, unsupported
+from engine.kv_cache import KVCache
+from engine.linear import Linear, pack, packing_error
+from engine.native.build import BuildError, build, default_cache
+from engine.native.library import DTYPES, Library
+from engine.native.linear import NativePacker
+from engine.native.ops import NativeOps
+from engine.ops import DecoderOps, TorchOps
+
+CHOICES = ("auto", "native", "torch")
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What was chosen."""
+
+    ops: DecoderOps
+    pack: Callable[[Linear], None] | None
+    library: Library | None
+
+    def attention(
+        self, cache: KVCache, num_heads: int, progress: Callable[[str], None]
+    ) -> AttentionBackend:
+        """For a model with `num_heads` query heads."""
+        if self.library is None:
+            return GatherAttention(cache)
+        if reason := unsupported(self.library, cache.shape, num_heads):
+            progress(f"attention with PyTorch's kernels: {reason} is not supported by others")
+            return GatherAttention(cache)
+        return NativeAttention(cache, self.library)
+
+
+def choose_kernels(
+    wanted: str, dtype: torch.dtype, device: torch.device, progress: Callable[[str], None]
+) -> Kernels:
+    """ "torch": PyTorch's own. "native": compiled for this CPU, or StartupError. "auto": compiled
+    where that goes. Compiling takes seconds, once a machine."""
+    if wanted not in CHOICES:
+        raise StartupError(f"cpu_kernels {wanted} is not known; choose {', '.join(CHOICES)}")
+    if wanted == "torch" or device.type != "cpu":
+        return Kernels(TorchOps(), None, None)
+    try:
+        library = _library(dtype)
+    except BuildError as error:
+        if wanted == "native":
+            raise StartupError(f"no compiled kernels: {error}") from error
+        progress(f"PyTorch's kernels instead of compiled ones: {error}")
+        return Kernels(TorchOps(), _onednn(dtype, progress), None)
+    progress("kernels compiled for this CPU")
+    if library.packs and not library.has_matrix_unit:
+        return Kernels(NativeOps(library), NativePacker(library), library)
+    return Kernels(NativeOps(library), _onednn(dtype, progress), library)
+
+
+def _onednn(dtype: torch.dtype, progress: Callable[[str], None]) -> Callable[[Linear], None] | None:
+    reason = packing_error(dtype)
+    if reason is None:
+        return pack
+    progress(f"matrices are not packed: {reason}")
+    return None
+
+
+def _library(dtype: torch.dtype) -> Library:
+    if dtype not in DTYPES:
+        raise BuildError(f"dtype {dtype} is not supported")
+    return Library(build(default_cache()), dtype)
