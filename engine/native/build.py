@@ -45,10 +45,10 @@ def build(cache: Path) -> Path:
 
     Processes that ask at the same time wait for one of them. Raises BuildError.
     """
-    library = cache / f"kernels-{_key()}.so"
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    library = cache / f"kernels-{_key(compiler)}.so"
     if library.exists():
         return library
-    compiler = shlex.split(os.environ.get("CXX") or "g++")
     if shutil.which(compiler[0]) is None:
         raise BuildError(f"there is no compiler {compiler[0]}")
     try:
@@ -92,9 +92,9 @@ def _run(command: list[str]) -> None:
         raise BuildError(f"{command[0]} failed: {first}")
 
 
-def _key() -> str:
+def _key(compiler: list[str]) -> str:
     """Names everything that the library depends on."""
-    digest = hashlib.sha256(" ".join([*_FLAGS, *_openmp(), _cpu_flags()]).encode())
+    digest = hashlib.sha256(" ".join([*compiler, *_FLAGS, *_openmp(), _cpu_flags()]).encode())
     for source in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]

@@ -86,6 +86,7 @@ class Library:
         self.plain_linear = library[f"baton_plain_linear_{suffix}"]
         self.plain_linear.argtypes = (*[_POINTER] * 3, *[_INT] * 4)
         self.plain_linear.restype = None
+        # bfloat16 needs AVX512-BF16.
         self.packs = bool(library[f"baton_packs_{suffix}"]())
         self.has_matrix_unit = bool(library.baton_has_matrix_unit())
         self.max_head_dim = int(library.baton_max_head_dim())

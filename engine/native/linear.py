@@ -22,6 +22,7 @@ class NativePacker:
     """
 
     def __init__(self, library: Library) -> None:
+        assert library.packs, "this CPU does not multiply the element type as it lies in panels"
         self._library = library
 
     def __call__(self, matrix: Linear) -> None:
