@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.v1 import types_pb2
 from core.errors import Unavailable
@@ -72,7 +72,8 @@ class Placer:
         )
         self.counters.count(decision)
         self._log(decision)
-        return _placement(decision, prefills, decodes, held)
+        placement = _placement(decision, prefills, decodes, held)
+        return replace(placement, num_uncached=round(decision.computed_blocks * block_size))
 
     def _links(self, role: types_pb2.Role.ValueType) -> list[WorkerLink]:
         links = self.pool.usable(role)

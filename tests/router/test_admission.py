@@ -55,7 +55,7 @@ class Bench:
             )
         )
         if place:
-            ticket.placed("p", "d")
+            ticket.placed("p", "d", num_prompt_tokens)
         return ticket
 
     async def begin(self, *args, **demand):
