@@ -27,6 +27,7 @@ from router.breaker import Breaker
 from router.fallback import Fallback, FallbackConfig
 from router.http.app import HttpApi
 from router.http.server import HttpServer
+from router.load_exchange import LoadExchange
 from router.local_prefill import LocalPrefillLimit
 from router.metrics import RouterGauges, RouterMetrics
 from router.placement import Placer
@@ -94,6 +95,7 @@ class Router:
             rng,
         )
         self._pool.observe(self._admission)
+        self._exchange = LoadExchange(self._redis, router_id, lambda: self._pool.links)
         # Equal weights: where a request goes does not depend on what can be pulled there, or
         # each prefix would soon be in every cache.
         costs = RoutingCosts(work=settings.prefix_weight, pull_block=settings.prefix_weight)
@@ -144,7 +146,7 @@ class Router:
         http = await self._http.start() if self._http is not None else None
         self._tasks.start(self._pool.run())
         self._tasks.start(self._follow_readiness())
-        for part in (self._table, self._tenants, self._quotas, self._admission):
+        for part in (self._table, self._tenants, self._quotas, self._admission, self._exchange):
             self._tasks.start(part.run())
         return Addresses(grpc, http)
 
