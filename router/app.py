@@ -16,7 +16,7 @@ from core.api_keys import ApiKeys
 from core.errors import StartupError
 from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
-from core.redis_client import connect_redis
+from core.redis_client import RedisClient, connect_redis
 from core.registry import Registry
 from core.rpc import RpcServer, wait_for_stop_signal
 from core.tasks import TaskSet
@@ -74,47 +74,19 @@ class Router:
         self._redis = connect_redis(settings.redis_url)
         self._tasks = TaskSet()
         self._is_ready = asyncio.Event()
-        self._pool = WorkerPool(
-            Registry(self._redis),
-            PoolConfig(
-                router_id,
-                settings.worker_silence_s,
-                settings.worker_poll_s,
-                model=_digest(folder),
-            ),
-        )
+        self._pool = _pool(settings, self._redis, router_id, folder)
         self._breaker = Breaker()
         self._tenants = TenantBook(settings.tenants, keys)
         self._quotas = Quotas(self._redis, router_id, self._tasks)
-        self._admission = Admission(
-            AdmissionConfig(
-                settings.max_queued_requests, settings.prefill_ahead_s, settings.load_max_age_s
-            ),
-            self._pool,
-            self._quotas,
-            rng,
-        )
-        self._pool.observe(self._admission)
+        self._admission = _admission(settings, self._pool, self._quotas, rng)
         self._exchange = LoadExchange(self._redis, router_id, lambda: self._pool.links)
-        # Equal weights: where a request goes does not depend on what can be pulled there, or
-        # each prefix would soon be in every cache.
-        costs = RoutingCosts(work=settings.prefix_weight, pull_block=settings.prefix_weight)
-        placer = Placer(
-            pool=self._pool,
-            breaker=self._breaker,
-            hints=PrefixHints(PrefixIndexReader(self._redis)),
-            load_max_age_s=settings.load_max_age_s,
-            policy=make_policy(settings.routing_policy, costs, rng),
-            local_limit=LocalPrefillLimit(settings.local_prefill_max_tokens),
-            counters=RoutingCounters(),
-        )
         limits = _model_limits(folder, settings.served_model_name)
         self._fallback = _fallback(settings, limits.served_name)
         generation = Generation(
             router_id=router_id,
             tokenizer=Tokenizer(folder),
             limits=limits,
-            placer=placer,
+            placer=_placer(settings, self._redis, self._pool, self._breaker, rng),
             tenants=self._tenants,
             admission=self._admission,
             breaker=self._breaker,
@@ -124,21 +96,20 @@ class Router:
             metrics=RouterMetrics(CollectorRegistry()),
         )
         self._table = RequestTable(generation, settings.client_stall_s)
-        generation.metrics.registry.register(
-            RouterGauges(lambda: self._table.num_running, self._pool)
-        )
-        generation.metrics.registry.register(AdmissionMetrics(self._admission, self._fallback))
-        generation.metrics.registry.register(RoutingMetrics(placer.counters))
+        self._register_figures(generation)
         self._server = RpcServer(settings.host, settings.port)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(self._table, generation, folder, settings.request_timeout_s),
             self._server.grpc_server,
         )
-        self._http: HttpServer | None = None
-        if settings.http_port is not None:
-            api = HttpApi(self._table, generation, settings.request_timeout_s)
-            app = api.asgi(settings.cors_origins.replace(",", " ").split())
-            self._http = HttpServer(app, settings.host, settings.http_port)
+        self._http = _http(settings, self._table, generation)
+
+    def _register_figures(self, generation: Generation) -> None:
+        """What Prometheus is told of the router's parts."""
+        registry = generation.metrics.registry
+        registry.register(RouterGauges(lambda: self._table.num_running, self._pool))
+        registry.register(AdmissionMetrics(self._admission, self._fallback))
+        registry.register(RoutingMetrics(generation.placer.counters))
 
     async def start(self) -> Addresses:
         """Listens and begins to look for workers. Raises StartupError."""
@@ -192,6 +163,57 @@ async def serve(settings: RouterSettings) -> None:
         await stop
     finally:
         await router.stop()
+
+
+def _pool(
+    settings: RouterSettings, redis: RedisClient, router_id: str, folder: ModelFolder
+) -> WorkerPool:
+    config = PoolConfig(
+        router_id, settings.worker_silence_s, settings.worker_poll_s, model=_digest(folder)
+    )
+    return WorkerPool(Registry(redis), config)
+
+
+def _admission(
+    settings: RouterSettings, pool: WorkerPool, quotas: Quotas, rng: random.Random
+) -> Admission:
+    config = AdmissionConfig(
+        settings.max_queued_requests, settings.prefill_ahead_s, settings.load_max_age_s
+    )
+    admission = Admission(config, pool, quotas, rng)
+    pool.observe(admission)
+    return admission
+
+
+def _placer(
+    settings: RouterSettings,
+    redis: RedisClient,
+    pool: WorkerPool,
+    breaker: Breaker,
+    rng: random.Random,
+) -> Placer:
+    # Equal weights: where a request goes does not depend on what can be pulled there, or
+    # each prefix would soon be in every cache.
+    costs = RoutingCosts(work=settings.prefix_weight, pull_block=settings.prefix_weight)
+    return Placer(
+        pool=pool,
+        breaker=breaker,
+        hints=PrefixHints(PrefixIndexReader(redis)),
+        load_max_age_s=settings.load_max_age_s,
+        policy=make_policy(settings.routing_policy, costs, rng),
+        local_limit=LocalPrefillLimit(settings.local_prefill_max_tokens),
+        counters=RoutingCounters(),
+    )
+
+
+def _http(
+    settings: RouterSettings, table: RequestTable, generation: Generation
+) -> HttpServer | None:
+    if settings.http_port is None:
+        return None
+    api = HttpApi(table, generation, settings.request_timeout_s)
+    app = api.asgi(settings.cors_origins.replace(",", " ").split())
+    return HttpServer(app, settings.host, settings.http_port)
 
 
 def _fallback(settings: RouterSettings, served_name: str) -> Fallback:

@@ -5,16 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
-from tests import tiny_models
 from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, pair
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.build(tmp_path_factory.mktemp("models") / "llama")
 
 
 async def until(condition) -> None:  # type: ignore[no-untyped-def]
