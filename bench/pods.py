@@ -141,11 +141,11 @@ class PodStack:
         adapt: Callable[[ProcessSpec], ProcessSpec] = lambda spec: spec,
     ) -> None:
         ports = _fixed_ports(2 + config.num_prefill + config.num_decode)
-        redis, url = redis_process(run_dir, next(ports))
+        redis, self.redis_url = redis_process(run_dir, next(ports))
         self.address = f"127.0.0.1:{next(ports)}"
         port = int(self.address.rpartition(":")[2])
-        plan = make_plan(replace(config, port=port, redis_url=url), run_dir)
-        self.redis = RedisPod(redis, run_dir, url)
+        plan = make_plan(replace(config, port=port, redis_url=self.redis_url), run_dir)
+        self.redis = RedisPod(redis, run_dir, self.redis_url)
         self.router = Pod(plan.router, run_dir)
         self._router_spec, self._run_dir = plan.router, run_dir
         self._more_routers: list[Pod] = []
