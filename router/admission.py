@@ -237,13 +237,16 @@ class Admission:
         self._has_waiting.set()
         self.counters.num_queued += 1
         try:
-            await waiting.turn
-        except BaseException:
+            async with asyncio.timeout(_patience_s(tenant)):
+                await waiting.turn
+        except BaseException as error:
             if waiting.is_released:
                 self.ledger.ended(item, self.clock())
             elif not waiting.is_removed:
                 self._queue.remove(waiting)
             self.pump()
+            if isinstance(error, TimeoutError):
+                raise self._refusals.overtaken(tenant) from None
             raise
         return ticket
 
@@ -287,3 +290,13 @@ class Admission:
             blocks_per_s=blocks_per_s or math.inf,
         )
         return forecast(backlog, item.num_tokens)
+
+
+def _patience_s(tenant: Tenant) -> float | None:
+    """How long a request may wait; None: until its deadline.
+
+    Classes with a share get their turn. One without goes only when no other waits, so that a
+    request which was let in while it could be served may be overtaken for ever.
+    """
+    service = tenant.service_class
+    return None if service.share else service.ttft_limit_s
