@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 MAX_SHARE = 1.2
 """Of the mean."""
-NUM_REMEMBERED = 64
+NUM_REMEMBERED = 256
 """Prompts for each worker whose computed blocks count, the latest the most."""
-NUM_FIRST = 8
+NUM_FIRST = 16
 """Prompts for each worker before which there is nothing to tell from."""
 
 

@@ -35,7 +35,7 @@ def test_a_few_prompts_tell_nothing():
 def test_a_new_worker_makes_nobody_exceed_its_share():
     made = shares(p0=10)
     assert made.exceeding(["p0", "new"]) == set()
-    made.add("new", 90)
+    made.add("new", 300)
     assert made.exceeding(["p0", "new"]) == {"new"}
 
 
