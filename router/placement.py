@@ -72,8 +72,9 @@ class Placer:
         )
         self.counters.count(decision)
         self._log(decision)
+        uncached = decision.computed_blocks + decision.pulled_blocks
         placement = _placement(decision, prefills, decodes, held)
-        return replace(placement, num_uncached=round(decision.computed_blocks * block_size))
+        return replace(placement, num_uncached=round(uncached * block_size))
 
     def _links(self, role: types_pb2.Role.ValueType) -> list[WorkerLink]:
         links = self.pool.usable(role)

@@ -68,6 +68,8 @@ class Quotas:
         self._renew_script = redis.register_script(_read("lease_renew.lua"))
         self._in_flight: dict[str, _InFlight] = {}
         self._local: dict[str, LocalShare] = {}
+        self._owed: list[Charge] = []
+        """Over, but Redis was away, and may have been charged for them."""
         self._num_routers = 1
         self._resume_at = 0.0
         self._is_away = False
@@ -170,6 +172,8 @@ class Quotas:
 
     async def _settle(self, charge: Charge, correction: int) -> None:
         if time.monotonic() < self._resume_at:
+            if charge.is_in_doubt:
+                self._owed.append(charge)
             return
         try:
             args: list[str | float] = [charge.member, correction]
@@ -183,11 +187,12 @@ class Quotas:
         with redis_errors():
             args: list[str | float] = [LEASE_S, self._router_id]
             self._num_routers = await self._renew_script(keys=[_ROUTERS_KEY], args=args)
+            while self._owed:
+                await self._give_back(self._owed.pop())
             for name, holding in list(self._in_flight.items()):
                 keys = _keys(holding.tenant)
                 for charge in [item for item in holding.charges.values() if item.is_in_doubt]:
-                    # It counts in the local share.
-                    await self._settle_script(keys=keys, args=[charge.member, charge.num_tokens])
+                    await self._give_back(charge)
                     charge.is_in_doubt = False
                 sent = sorted(holding.charges)
                 await self._renew_script(keys=keys[1:], args=[LEASE_S, *sent])
@@ -196,6 +201,11 @@ class Quotas:
                 for member in gone:
                     # It was settled meanwhile, and that may have come before.
                     await self._settle_script(keys=keys, args=[member, 0])
+
+    async def _give_back(self, charge: Charge) -> None:
+        """It counts in the local share, so not in Redis, if it was ever taken there."""
+        args: list[str | float] = [charge.member, charge.num_tokens]
+        await self._settle_script(keys=_keys(charge.tenant), args=args)
 
     def _note_away(self, error: Exception) -> None:
         self._resume_at = time.monotonic() + _PAUSE_S

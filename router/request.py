@@ -350,7 +350,9 @@ class RequestRun:
 
 def _without_addresses(error: BatonError) -> BatonError:
     """What a client is told when attempts have failed: the log has where, and of what."""
-    if not isinstance(error, (Unavailable, FailedPrecondition)):
+    if isinstance(error, FailedPrecondition):
+        return FailedPrecondition("the workers do not fit together; the router's log says why")
+    if not isinstance(error, Unavailable):
         return error
     message = "the workers that served the request have failed; send it again"
     return Unavailable(message, retry_after_s=max(_FAILED_RETRY_S, error.retry_after_s))
