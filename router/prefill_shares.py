@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MAX_SHARE = 1.2
+MAX_SHARE = 1.15
 """Of the mean."""
 NUM_REMEMBERED = 256
 """Prompts for each worker whose computed blocks count, the latest the most."""
-NUM_FIRST = 16
-"""Prompts for each worker before which there is nothing to tell from."""
+NUM_BY_CHANCE = 8
+"""So many average prompts more than that are chance, of which few prompts leave much."""
 
 
 class PrefillShares:
@@ -23,12 +23,12 @@ class PrefillShares:
 
     def __init__(self) -> None:
         self._blocks: dict[str, float] = {}
-        self._num_prompts = 0
+        self._num_prompts = 0.0
 
     def add(self, worker_id: str, num_blocks: float) -> None:
         """A prompt goes there of which so many blocks are to be computed."""
-        self._num_prompts += 1
         keep = 1 - 1 / (NUM_REMEMBERED * max(1, len(self._blocks)))
+        self._num_prompts = keep * self._num_prompts + 1
         for name in self._blocks:
             self._blocks[name] *= keep
         self._blocks[worker_id] = self._blocks.get(worker_id, 0.0) + num_blocks
@@ -41,8 +41,9 @@ class PrefillShares:
         if self._blocks.keys() != set(worker_ids):
             known = {name: self._blocks[name] for name in worker_ids if name in self._blocks}
             mean = sum(known.values()) / len(known) if known else 0.0
+            self._num_prompts *= len(worker_ids) / max(1, len(self._blocks))
             self._blocks = {name: known.get(name, mean) for name in worker_ids}
-        if self._num_prompts < NUM_FIRST * len(worker_ids):
-            return set()
-        limit = MAX_SHARE * sum(self._blocks.values()) / len(worker_ids)
+        total = sum(self._blocks.values())
+        by_chance = NUM_BY_CHANCE * total / max(1.0, self._num_prompts)
+        limit = MAX_SHARE * total / len(worker_ids) + by_chance
         return {name for name, num_blocks in self._blocks.items() if num_blocks > limit}
