@@ -141,19 +141,21 @@ class PodStack:
         adapt: Callable[[ProcessSpec], ProcessSpec] = lambda spec: spec,
     ) -> None:
         ports = _fixed_ports(2 + config.num_prefill + config.num_decode)
-        redis, url = redis_process(run_dir, next(ports))
+        redis, self.redis_url = redis_process(run_dir, next(ports))
         self.address = f"127.0.0.1:{next(ports)}"
         port = int(self.address.rpartition(":")[2])
-        plan = make_plan(replace(config, port=port, redis_url=url), run_dir)
-        self.redis = RedisPod(redis, run_dir, url)
+        plan = make_plan(replace(config, port=port, redis_url=self.redis_url), run_dir)
+        self.redis = RedisPod(redis, run_dir, self.redis_url)
         self.router = Pod(plan.router, run_dir)
+        self._router_spec, self._run_dir = plan.router, run_dir
+        self._more_routers: list[Pod] = []
         self.workers = {
-            spec.name: Pod(adapt(_with_port(spec, next(ports))), run_dir) for spec in plan.others
+            spec.name: Pod(adapt(_as_worker(spec, next(ports))), run_dir) for spec in plan.others
         }
 
     @property
     def pods(self) -> list[Pod]:
-        return [self.redis, self.router, *self.workers.values()]
+        return [self.redis, self.router, *self._more_routers, *self.workers.values()]
 
     def start(self, unfit: Collection[str] = ()) -> None:
         """Starts everything; returns when the router can use every worker but the `unfit`."""
@@ -170,6 +172,17 @@ class PodStack:
 
     def client(self) -> BatonClient:
         return BatonClient(self.address)
+
+    def add_router(self) -> str:
+        """Starts one more router over the same workers; its address when it serves."""
+        port = next(_fixed_ports(1))
+        name = f"router-{len(self._more_routers) + 1}"
+        spec = _with_port(replace(self._router_spec, name=name), port)
+        router = Pod(spec, self._run_dir)
+        self._more_routers.append(router)
+        router.start()
+        router.wait_ready()
+        return f"127.0.0.1:{port}"
 
     def restart_router(self, *extra: str) -> None:
         """Ends the router if it runs, and starts it with `extra` arguments; waits for all."""
@@ -258,8 +271,13 @@ def pod_stack(
 
 
 def _with_port(spec: ProcessSpec, port: int) -> ProcessSpec:
+    return replace(spec, argv=(*spec.argv, "--port", str(port)))
+
+
+def _as_worker(spec: ProcessSpec, port: int) -> ProcessSpec:
     # Redis is the stack's own, so ids need not be told from other stacks'.
-    return replace(spec, argv=(*spec.argv, "--worker-id", spec.name, "--port", str(port)))
+    spec = replace(spec, argv=(*spec.argv, "--worker-id", spec.name))
+    return _with_port(spec, port)
 
 
 def _fixed_ports(count: int) -> Iterator[int]:

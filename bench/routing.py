@@ -8,7 +8,8 @@ prefix index lags 0.1 s behind the caches.
 A trace is stretched in time so that prefill would be busy for `--utilization` of it if nothing
 were found in caches: loaded, but stable under any policy. The ideal hit rate is that of one LRU
 cache of the prefill pods' total size. Without --trace, conversations are made up
-(bench.routing_trace.synthetic_trace).
+(bench.routing_trace.synthetic_trace), or with --hot-prefixes single requests that share few
+beginnings.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from bench.routing_pods import CostModel
 from bench.routing_sim import Cluster, Outcome, Simulation
 from bench.routing_trace import (
     Request,
+    hot_trace,
     ideal_hit_tokens,
     read_trace,
     stretched,
@@ -44,6 +46,7 @@ COSTS = CostModel(
     moved_token_s=1e-5,
 )
 NUM_SYNTHETIC = 6000
+NUM_HOT = 2500
 MAX_IMBALANCE = 1.3
 
 
@@ -113,6 +116,9 @@ def _quantile(values: Sequence[float], share: float) -> float:
 def _arguments() -> argparse.Namespace:
     parser = argument_parser(__doc__)
     parser.add_argument("--trace", type=Path, help="a file of JSON lines; default: made up")
+    parser.add_argument(
+        "--hot-prefixes", type=int, help="without --trace: so many prompts that all begin with"
+    )
     parser.add_argument("--utilization", type=float, default=0.85, help="of prefill [0.85]")
     parser.add_argument("--cache-blocks", type=int, default=2500, help="of each pod [2500]")
     parser.add_argument("--seed", type=int, default=0, help="of chance in the policies [0]")
@@ -122,7 +128,9 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = _arguments()
     reporter = Reporter("routing", arguments.json)
-    if arguments.trace is None:
+    if arguments.hot_prefixes is not None:
+        requests = hot_trace(NUM_HOT, arguments.hot_prefixes, arguments.seed)
+    elif arguments.trace is None:
         requests = synthetic_trace(NUM_SYNTHETIC, arguments.seed)
     else:
         requests = read_trace(arguments.trace)

@@ -76,6 +76,26 @@ def synthetic_trace(num_requests: int, seed: int) -> list[Request]:
     return sorted(requests, key=lambda request: request.arrival_s)[:num_requests]
 
 
+def hot_trace(num_requests: int, num_prefixes: int, seed: int) -> list[Request]:
+    """Single requests, each of which begins with one of a few prompts of 4 to 8 blocks.
+
+    What follows has a log-normal number of tokens with a median of 600, an answer about 300.
+    """
+    draw = random.Random(seed)
+    ids = itertools.count()
+    prefixes = [tuple(itertools.islice(ids, draw.randint(4, 8))) for _ in range(num_prefixes)]
+    requests = []
+    at_s = 0.0
+    for _ in range(num_requests):
+        at_s += draw.expovariate(1.0)
+        prefix = draw.choice(prefixes)
+        num_prompt = len(prefix) * TRACE_BLOCK + int(draw.lognormvariate(math.log(600), 0.8))
+        own = itertools.islice(ids, num_prompt // TRACE_BLOCK - len(prefix))
+        num_outputs = 1 + int(draw.expovariate(1 / 300))
+        requests.append(Request(at_s, num_prompt, num_outputs, (*prefix, *own)))
+    return requests
+
+
 def stretched(requests: Iterable[Request], factor: float) -> list[Request]:
     """The same requests with `factor` times the time between them."""
     return [replace(request, arrival_s=request.arrival_s * factor) for request in requests]

@@ -9,7 +9,7 @@
 
 from client._async import AsyncBatonClient, AsyncCompletionStream
 from client._options import DEFAULT_SERVER, GenerateOptions
-from client._results import Chunk, Completion, Route, Timing, TokenLogprobs, Usage
+from client._results import Choice, Chunk, Completion, Route, Timing, TokenLogprobs, Usage
 from client._sync import BatonClient, CompletionStream
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "AsyncBatonClient",
     "AsyncCompletionStream",
     "BatonClient",
+    "Choice",
     "Chunk",
     "Completion",
     "CompletionStream",

@@ -25,6 +25,8 @@ class GenerateOptions(TypedDict, total=False):
     model: str | None
     request_id: str | None  # a second call with the same id joins the first
     timeout_s: float | None
+    n: int | None  # answers to the prompt, which is computed once
+    prompt_logprobs: int | None  # of the prompt's tokens, each with so many of the likeliest
 
     max_tokens: int | None
     min_tokens: int | None
@@ -42,7 +44,7 @@ class GenerateOptions(TypedDict, total=False):
     logprobs: int | None
 
 
-_REQUEST_FIELDS = ("model", "request_id")
+_REQUEST_FIELDS = ("model", "request_id", "n", "prompt_logprobs")
 _INPUT_FIELDS = ("messages", "token_ids")
 _OTHER_FIELDS = ("timeout_s",)
 _SAMPLING_FIELDS = frozenset(GenerateOptions.__annotations__).difference(
@@ -74,7 +76,7 @@ def build_request(
     if prompt is not None:
         _set(request, "prompt", prompt)
     for name in _REQUEST_FIELDS:
-        if options.get(name):
+        if options.get(name) is not None:
             _set(request, name, options[name])
     for message in options.get("messages") or ():
         _set(request, "messages", message)

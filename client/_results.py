@@ -43,7 +43,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural log-probability of one output token, and of the likeliest ones at its place."""
+    """Natural log-probability of one token, and of the likeliest ones at its place."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]  # (token id, log-probability), likeliest first
@@ -51,13 +51,18 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One message of a stream. `text` may be empty; what is None comes with the last one."""
+    """One message of a stream. `text` may be empty; what is None comes with the choice's last
+    one, and `usage`, `route` and `timing` with the last of all."""
 
     request_id: str
     text: str
     token_ids: list[int]
     output_index: int
     logprobs: list[TokenLogprobs]
+    choice: int = 0
+    """Which of the request's n answers it belongs to."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """In the first messages, if asked for: one for each prompt token but the first."""
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     route: Route | None = None
@@ -65,17 +70,41 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Completion:
-    """A finished request."""
+class Choice:
+    """One of the answers to a prompt."""
 
-    request_id: str
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request. What is said of one answer is said of the first."""
+
+    request_id: str
+    choices: list[Choice]
+    prompt_logprobs: list[TokenLogprobs]
     usage: Usage
     route: Route
     timing: Timing
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.choices[0].token_ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        return self.choices[0].logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.choices[0].finish_reason
 
 
 @dataclass
@@ -93,35 +122,47 @@ class Assembler:
     def completion(self) -> Completion:
         """The whole. Raises Unavailable when the last message has not come."""
         last = self.chunks[-1] if self.chunks else None
-        if not (last and last.finish_reason and last.usage and last.route and last.timing):
+        if not (last and last.usage and last.route and last.timing):
             raise Unavailable("the stream ended before the request was finished")
+        num_choices = 1 + max(chunk.choice for chunk in self.chunks)
         return Completion(
             request_id=last.request_id,
-            text="".join(chunk.text for chunk in self.chunks),
-            token_ids=[token for chunk in self.chunks for token in chunk.token_ids],
-            logprobs=[entry for chunk in self.chunks for entry in chunk.logprobs],
-            finish_reason=last.finish_reason,
+            choices=[self._choice(number) for number in range(num_choices)],
+            prompt_logprobs=[entry for chunk in self.chunks for entry in chunk.prompt_logprobs],
             usage=last.usage,
             route=last.route,
             timing=last.timing,
         )
 
+    def _choice(self, number: int) -> Choice:
+        chunks = [chunk for chunk in self.chunks if chunk.choice == number]
+        reason = next((chunk.finish_reason for chunk in chunks if chunk.finish_reason), None)
+        if reason is None:
+            raise Unavailable("the stream ended before the request was finished")
+        return Choice(
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=[token for chunk in chunks for token in chunk.token_ids],
+            logprobs=[entry for chunk in chunks for entry in chunk.logprobs],
+            finish_reason=reason,
+        )
+
 
 def _chunk(message: inference_pb2.GenerateResponse) -> Chunk:
-    finish_reason = _FINISH_REASONS.get(message.finish_reason)
     chunk = Chunk(
         request_id=message.request_id,
         text=message.text,
         token_ids=list(message.token_ids),
         output_index=message.output_index,
         logprobs=[_logprobs(entry) for entry in message.logprobs],
+        choice=message.choice,
+        prompt_logprobs=[_logprobs(entry) for entry in message.prompt_logprobs],
+        finish_reason=_FINISH_REASONS.get(message.finish_reason),
     )
-    if finish_reason is None:
+    if not message.HasField("usage"):
         return chunk
     usage, route, timing = message.usage, message.route, message.timing
     return replace(
         chunk,
-        finish_reason=finish_reason,
         usage=Usage(usage.prompt_tokens, usage.completion_tokens),
         route=Route(
             prefill_worker=route.prefill_worker,

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from client._arguments import Subcommands, add_server, api_key, seconds
+from client._arguments import Subcommands, add_server, api_key, positive_int, seconds
 from client._options import GenerateOptions
-from client._results import Completion
+from client._results import Choice, Completion
 from client._sync import BatonClient
 from core.errors import InvalidArgument
 
@@ -51,6 +51,15 @@ def add_command(commands: Subcommands) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.add_argument("--model", metavar="NAME", help="refuse to be served by another model")
     parser.add_argument("--request-id", metavar="ID", help="a repeated call with this id joins in")
+    parser.add_argument(
+        "-n", metavar="N", type=positive_int, help="answers to the prompt, which is computed once"
+    )
+    parser.add_argument(
+        "--prompt-logprobs",
+        metavar="N",
+        type=int,
+        help="with --json: the prompt's log-probabilities, and those of the N likeliest",
+    )
     parser.add_argument("--timeout", metavar="S", type=seconds, help="give up after S s")
     sampling = parser.add_argument_group("sampling")
     for flag, kind, metavar, text in _SAMPLING:
@@ -80,6 +89,11 @@ def run(args: argparse.Namespace) -> int:
             is_utf8 = sys.stdout.encoding.lower() == "utf-8"
             print(json.dumps(as_json(stream.completion()), ensure_ascii=not is_utf8))
             return 0
+        if args.n is not None and args.n > 1:
+            # They come at once, so each is printed whole.
+            for number, choice in enumerate(stream.completion().choices):
+                sys.stdout.write(f"[{number}] {choice.text}\n")
+            return 0
         for chunk in stream:
             sys.stdout.write(chunk.text)
             sys.stdout.flush()
@@ -89,7 +103,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def as_json(completion: Completion) -> dict[str, Any]:
-    """What `--json` prints; `logprobs` only where they were asked for."""
+    """What `--json` prints: of the first answer and, with several, of each in `choices`.
+
+    Log-probabilities are there only where they were asked for.
+    """
     route, timing = completion.route, completion.timing
     result: dict[str, Any] = {
         "text": completion.text,
@@ -106,6 +123,18 @@ def as_json(completion: Completion) -> dict[str, Any]:
     }
     if completion.logprobs:
         result["logprobs"] = [dataclasses.asdict(entry) for entry in completion.logprobs]
+    if completion.prompt_logprobs:
+        entries = [dataclasses.asdict(entry) for entry in completion.prompt_logprobs]
+        result["prompt_logprobs"] = entries
+    if len(completion.choices) > 1:
+        result["choices"] = [_choice_as_json(choice) for choice in completion.choices]
+    return result
+
+
+def _choice_as_json(choice: Choice) -> dict[str, Any]:
+    result = dataclasses.asdict(choice)
+    if not choice.logprobs:
+        del result["logprobs"]
     return result
 
 
@@ -118,6 +147,8 @@ def _request(args: argparse.Namespace) -> tuple[str | None, GenerateOptions]:
         "timeout_s": args.timeout,
         "model": args.model,
         "request_id": args.request_id,
+        "n": args.n,
+        "prompt_logprobs": args.prompt_logprobs,
     }
     prompt = None
     if args.messages is not None:

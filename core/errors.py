@@ -2,6 +2,7 @@
 
 BatonError
 ├── InvalidArgument       a field of the request is wrong: names the field and the limit
+│   └── ContextExceeded   the prompt, or it and its output, are longer than the context
 ├── Unauthenticated       no API key, or one that the operator has not given out
 ├── AlreadyExists         the request id is in use for another request
 ├── ResourceExhausted     no room now; try again after `retry_after_s`
@@ -41,6 +42,10 @@ class BatonError(Exception):
 
 class InvalidArgument(BatonError):
     """The request is wrong and will stay wrong."""
+
+
+class ContextExceeded(InvalidArgument):
+    """More tokens than the model's context, or the KV pool, holds."""
 
 
 class Unauthenticated(BatonError):
@@ -98,6 +103,7 @@ class Status:
 
 STATUS_TABLE: dict[type[BatonError], Status] = {
     InvalidArgument: Status(grpc.StatusCode.INVALID_ARGUMENT, 400, False),
+    ContextExceeded: Status(grpc.StatusCode.INVALID_ARGUMENT, 400, False),
     Unauthenticated: Status(grpc.StatusCode.UNAUTHENTICATED, 401, False),
     AlreadyExists: Status(grpc.StatusCode.ALREADY_EXISTS, 409, False),
     ResourceExhausted: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, True),
@@ -114,7 +120,7 @@ STATUS_TABLE: dict[type[BatonError], Status] = {
 _BY_CODE: dict[str, type[BatonError]] = {
     status.grpc.name: kind
     for kind, status in reversed(STATUS_TABLE.items())
-    if kind not in (StartupError, Unreachable, TransferError)
+    if kind not in (StartupError, Unreachable, TransferError, ContextExceeded)
 }
 
 

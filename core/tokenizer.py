@@ -40,13 +40,15 @@ class Tokenizer:
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encodings[0].ids
 
-    async def encode_prompt(self, text: str, max_tokens: int) -> list[int]:
+    async def encode_prompt(
+        self, text: str, max_tokens: int, *, add_special_tokens: bool = True
+    ) -> list[int]:
         """Token ids of a completion prompt, in a thread when `text` is long.
 
         Of a text that has far more than `max_tokens` tokens only a beginning is encoded, which
         alone has more than `max_tokens`: a text that is refused anyway costs little.
         """
-        return await self._encode_bounded(text, max_tokens, add_special_tokens=True)
+        return await self._encode_bounded(text, max_tokens, add_special_tokens=add_special_tokens)
 
     async def encode_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> list[int]:
         """Token ids of a chat, ready for the assistant's turn; `max_tokens` as above.
@@ -56,10 +58,6 @@ class Tokenizer:
         # The template writes special tokens itself.
         text = self.render_chat(messages)
         return await self._encode_bounded(text, max_tokens, add_special_tokens=False)
-
-    async def encode_whole(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of all of `text`, however long, in a thread when it is."""
-        return await self._encode_bounded(text, len(text), add_special_tokens=add_special_tokens)
 
     def render_chat(self, messages: Sequence[ChatMessage]) -> str:
         """The prompt that the chat template makes of `messages`.
@@ -86,7 +84,9 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of `token_ids`, which must be in the vocabulary."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        # The batch call, unlike `decode`, releases the GIL.
+        batch = [list(token_ids)]
+        return self._tokenizer.decode_batch(batch, skip_special_tokens=skip_special_tokens)[0]
 
 
 class StopMatcher:

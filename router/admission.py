@@ -15,19 +15,20 @@ import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.v1 import types_pb2
 from core.errors import ResourceExhausted
-from router.admission_ledger import InFlight, Ledger
+from router.admission_ledger import InFlight, Ledger, Workers
 from router.admission_model import Backlog, Forecast, Margin, OutputMeter, forecast
 from router.admission_queue import FairQueue, Waiting
 from router.admission_refusals import AdmissionCounters, Demand, Refusals
 from router.demand import RefusedWork, Totals, Work
 from router.quotas import Charge, Quotas
-from router.tenants import ClassName
+from router.tenants import ClassName, Tenant
 from router.workers import WorkerPool
 
 _RECHECK_S = 0.25
@@ -61,13 +62,14 @@ class Ticket:
         self._demand = demand
         self._item = item
         self._admitted_at = admission.clock()
-        self.charge: Charge | None = None
         self.waited: tuple[Forecast, float] | None = None
         """What was expected when it began to wait, and when that was."""
 
-    def placed(self, prefill_id: str | None, decode_id: str) -> None:
-        """An attempt goes to these workers; without prefill, decode does both."""
-        self._admission.ledger.placed(self._item, prefill_id, decode_id, self._admission.clock())
+    def placed(self, prefill_id: str | None, decode_id: str, num_uncached: int) -> None:
+        """An attempt goes to these workers; without prefill, decode does both. `num_uncached`
+        tokens of its prompt are to be computed."""
+        workers = Workers(prefill_id, decode_id)
+        self._admission.ledger.placed(self._item, workers, num_uncached, self._admission.clock())
         self._admission.pump()
 
     def prefilled(self) -> None:
@@ -83,7 +85,7 @@ class Ticket:
 
     def close(self, num_output_tokens: int) -> None:
         """The request is over, whatever the reason, with so many tokens of output."""
-        self._admission.ended(self._item, self._demand, num_output_tokens, self.charge)
+        self._admission.ended(self._item, self._demand, num_output_tokens)
 
 
 class Admission:
@@ -143,23 +145,37 @@ class Admission:
             await asyncio.sleep(_RECHECK_S)
             self.pump()
 
+    @asynccontextmanager
+    async def quota(
+        self, tenant: Tenant, request_id: str, num_tokens: int
+    ) -> AsyncIterator[Charge]:
+        """Counts a request against its tenant's quotas, whoever answers it, as long as it lasts.
+
+        Raises ResourceExhausted. `num_tokens` are expected; no two requests have the same id.
+        """
+        holding = self._quotas.hold(tenant, request_id, num_tokens)
+        async with AsyncExitStack() as stack:
+            try:
+                charge = await stack.enter_async_context(holding)
+            except ResourceExhausted as refusal:
+                self._refusals.over_quota(refusal)
+                raise
+            yield charge
+
+    def expected_outputs(self, demand: Demand) -> int:
+        """Tokens of all its choices."""
+        return demand.num_choices * self._outputs.expected(demand.max_tokens)
+
     async def admit(self, demand: Demand) -> Ticket:
         """Returns when the request may go to the workers. Raises ResourceExhausted."""
-        num_outputs = demand.num_choices * self._outputs.expected(demand.max_tokens)
-        charge = None
-        if demand.tenant.quota.is_limited:
-            charge = await self._take_quota(demand, num_outputs)
+        num_outputs = self.expected_outputs(demand)
         try:
             ticket = self._enter(demand, num_outputs)
             if ticket is None:
                 ticket = await self._wait(demand, num_outputs)
-        except BaseException as error:
-            if charge is not None:
-                self._quotas.settle(charge, 0)
-            if isinstance(error, ResourceExhausted):
-                self._note_refused(demand, num_outputs)
+        except ResourceExhausted:
+            self._note_refused(demand, num_outputs)
             raise
-        ticket.charge = charge
         self.counters.num_admitted += 1
         return ticket
 
@@ -182,15 +198,11 @@ class Admission:
         if head is None:
             self._has_waiting.clear()
 
-    def ended(
-        self, item: InFlight, demand: Demand, num_output_tokens: int, charge: Charge | None
-    ) -> None:
+    def ended(self, item: InFlight, demand: Demand, num_output_tokens: int) -> None:
         """A ticket is closed."""
         self.ledger.ended(item, self.clock())
         if num_output_tokens:
             self._outputs.add(num_output_tokens // demand.num_choices)
-        if charge is not None:
-            self._quotas.settle(charge, demand.num_prompt_tokens + num_output_tokens)
         self.pump()
 
     # WorkerObserver
@@ -243,13 +255,16 @@ class Admission:
         self._has_waiting.set()
         self.counters.num_queued += 1
         try:
-            await waiting.turn
-        except BaseException:
+            async with asyncio.timeout(_patience_s(tenant)):
+                await waiting.turn
+        except BaseException as error:
             if waiting.is_released:
                 self.ledger.ended(item, self.clock())
             elif not waiting.is_removed:
                 self._queue.remove(waiting)
             self.pump()
+            if isinstance(error, TimeoutError):
+                raise self._refusals.overtaken(tenant) from None
             raise
         return ticket
 
@@ -301,10 +316,12 @@ class Admission:
         patience_s = min(limit_s, demand.time_left_s, _MAX_PATIENCE_S)
         self._refused.note(work, patience_s, self.clock())
 
-    async def _take_quota(self, demand: Demand, num_outputs: int) -> Charge:
-        try:
-            num_tokens = demand.num_prompt_tokens + num_outputs
-            return await self._quotas.take(demand.tenant, demand.request_id, num_tokens)
-        except ResourceExhausted as refusal:
-            self._refusals.over_quota(refusal)
-            raise
+
+def _patience_s(tenant: Tenant) -> float | None:
+    """How long a request may wait; None: until its deadline.
+
+    Classes with a share get their turn. One without goes only when no other waits, so that a
+    request which was let in while it could be served may be overtaken for ever.
+    """
+    service = tenant.service_class
+    return None if service.share else service.ttft_limit_s

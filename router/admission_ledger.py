@@ -26,6 +26,8 @@ class PrefillState:
     """One prefill worker as this router sees it."""
 
     own_tokens: int = 0
+    own_uncached: int = 0
+    """Part of them: what the worker has to compute, and reports."""
     num_own: int = 0
     foreign_tokens: int = 0
     """Of other routers, by the last report."""
@@ -37,8 +39,9 @@ class PrefillState:
     def tokens(self) -> int:
         return self.own_tokens + self.foreign_tokens
 
-    def add(self, num_tokens: int, sign: int = 1) -> None:
-        self.own_tokens += sign * num_tokens
+    def add(self, item: InFlight, sign: int = 1) -> None:
+        self.own_tokens += sign * item.num_tokens
+        self.own_uncached += sign * item.num_uncached
         self.num_own += sign
 
 
@@ -100,6 +103,14 @@ class DecodeState:
             self.growth_blocks -= item.growth_blocks // 2
 
 
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Where an attempt goes. Without a prefill worker, decode computes the prompt."""
+
+    prefill_id: str | None
+    decode_id: str
+
+
 @dataclass(eq=False, slots=True)
 class InFlight:
     """One admitted request between its release and its end. Blocks are counted on decode."""
@@ -108,6 +119,8 @@ class InFlight:
     need_blocks: int
     growth_blocks: int
     """Part of them: of the output that is expected."""
+    num_uncached: int = 0
+    """Tokens of the prompt to compute, by what the router knew when it was placed."""
     prefill: PrefillState | None = None
     decode: DecodeState | None = None
     is_prefilled: bool = False
@@ -171,16 +184,16 @@ class Ledger:
         self._unplaced.add(item)
         self.num_inflight += 1
 
-    def placed(self, item: InFlight, prefill_id: str | None, decode_id: str, now: float) -> None:
+    def placed(self, item: InFlight, workers: Workers, num_uncached: int, now: float) -> None:
         """An attempt of it goes to these workers; a former attempt is over."""
         self._take_back(item)
-        item.is_prefilled = False
-        item.prefill = self._prefills.get(prefill_id or "")
-        item.decode = self._decodes.get(decode_id)
+        item.is_prefilled, item.num_uncached = False, num_uncached
+        item.prefill = self._prefills.get(workers.prefill_id or "")
+        item.decode = self._decodes.get(workers.decode_id)
         if item.prefill is not None:
             if not item.prefill.num_own:
                 item.prefill.window_at = now
-            item.prefill.add(item.num_tokens)
+            item.prefill.add(item)
         if item.decode is not None:
             item.decode.add(item)
 
@@ -192,7 +205,7 @@ class Ledger:
         worker = item.prefill
         if worker is not None:
             own_share = worker.own_tokens / worker.tokens
-            worker.add(item.num_tokens, -1)
+            worker.add(item, -1)
             worker.speed.add(item.num_tokens, own_share * (now - worker.window_at))
             worker.window_at = now
             self._sum_speeds()
@@ -209,7 +222,7 @@ class Ledger:
         """A worker's new load report."""
         prefill = self._prefills.get(worker_id)
         if prefill is not None:
-            prefill.foreign_tokens = max(0, load.queued_tokens - prefill.own_tokens)
+            prefill.foreign_tokens = max(0, load.queued_tokens - prefill.own_uncached)
         decode = self._decodes.get(worker_id)
         if decode is not None:
             decode.report(load, now)
@@ -270,7 +283,7 @@ class Ledger:
     def _take_back(self, item: InFlight) -> None:
         self._unplaced.discard(item)
         if item.prefill is not None and not item.is_prefilled:
-            item.prefill.add(item.num_tokens, -1)
+            item.prefill.add(item, -1)
         if item.decode is not None:
             item.decode.remove(item)
         item.prefill = item.decode = None

@@ -64,6 +64,12 @@ class Refusals:
         message = f"{max_queued} requests of tenant {tenant.name} wait already"
         return self._refusal("queue_full", message, _FULL_RETRY_S)
 
+    def overtaken(self, tenant: Tenant) -> ResourceExhausted:
+        """It has waited as long as its class waits at most, and others always went first."""
+        limit_s = tenant.service_class.ttft_limit_s or 0.0
+        message = f"others went first for {limit_s:g} s, which is all that its class waits"
+        return self._refusal("ttft", message, limit_s)
+
     def over_quota(self, refusal: ResourceExhausted) -> None:
         """Counts a refusal of the quotas."""
         self._counters.refused[refusal.field] += 1

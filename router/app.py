@@ -10,10 +10,8 @@ import random
 import sys
 import time
 import uuid
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -23,7 +21,7 @@ from core.errors import StartupError
 from core.http_server import HttpServer
 from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
-from core.redis_client import connect_redis
+from core.redis_client import RedisClient, connect_redis
 from core.registry import Registry
 from core.rpc import RpcServer, settle_heap, wait_for_stop_signal
 from core.tasks import TaskSet
@@ -41,6 +39,7 @@ from router.fallback import Fallback, FallbackConfig
 from router.http.app import HttpApi
 from router.http.bodies import WriteBatch
 from router.http.protocol import StreamProtocol
+from router.load_exchange import LoadExchange
 from router.local_prefill import LocalPrefillLimit
 from router.metrics import RouterGauges, RouterMetrics
 from router.placement import Placer
@@ -86,50 +85,21 @@ class Router:
         rng = random.Random()
         self._redis = connect_redis(settings.redis_url)
         self._tasks = TaskSet()
-        self._background: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._is_ready = asyncio.Event()
         self._is_draining = False
-        self._pool = WorkerPool(
-            Registry(self._redis),
-            PoolConfig(
-                router_id,
-                settings.worker_silence_s,
-                settings.worker_poll_s,
-                model=_digest(folder),
-                tls=load_tls(settings),
-            ),
-        )
+        self._pool = _pool(settings, self._redis, router_id, folder)
         self._breaker = Breaker()
         self._tenants = TenantBook(settings.tenants, keys)
         self._quotas = Quotas(self._redis, router_id, self._tasks)
-        self._admission = Admission(
-            AdmissionConfig(
-                settings.max_queued_requests, settings.prefill_ahead_s, settings.load_max_age_s
-            ),
-            self._pool,
-            self._quotas,
-            rng,
-        )
-        self._pool.observe(self._admission)
-        # Equal weights: where a request goes does not depend on what can be pulled there, or
-        # each prefix would soon be in every cache.
-        costs = RoutingCosts(work=settings.prefix_weight, pull_block=settings.prefix_weight)
-        placer = Placer(
-            pool=self._pool,
-            breaker=self._breaker,
-            hints=PrefixHints(PrefixIndexReader(self._redis)),
-            load_max_age_s=settings.load_max_age_s,
-            policy=make_policy(settings.routing_policy, costs, rng),
-            local_limit=LocalPrefillLimit(settings.local_prefill_max_tokens),
-            counters=RoutingCounters(),
-        )
+        self._admission = _admission(settings, self._pool, self._quotas, rng)
+        self._exchange = LoadExchange(self._redis, router_id, lambda: self._pool.links)
         limits = _model_limits(folder, settings.served_model_name)
         self._fallback = _fallback(settings, limits.served_name)
         generation = Generation(
             router_id=router_id,
             tokenizer=Tokenizer(folder),
             limits=limits,
-            placer=placer,
+            placer=_placer(settings, self._redis, self._pool, self._breaker, rng),
             tenants=self._tenants,
             admission=self._admission,
             breaker=self._breaker,
@@ -140,34 +110,26 @@ class Router:
         )
         board = DemandBoard(self._redis)
         identity = RouterIdentity(router_id, settings.release, limits.served_name, _digest(folder))
-        self._demand = DemandPublisher(
-            board,
-            identity,
-            self._admission,
-            self._pool,
-        )
+        self._demand = DemandPublisher(board, identity, self._admission, self._pool)
         self._table = RequestTable(generation, settings.client_stall_s)
-        generation.metrics.registry.register(
-            RouterGauges(lambda: self._table.num_running, self._pool)
-        )
-        generation.metrics.registry.register(AdmissionMetrics(self._admission, self._fallback))
-        generation.metrics.registry.register(RoutingMetrics(placer.counters))
-        generation.metrics.registry.register(DemandMetrics(self._demand.own))
+        self._register_figures(generation)
         self._server = RpcServer(settings.host, settings.port)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(self._table, generation, folder, settings.request_timeout_s),
             self._server.grpc_server,
         )
-        self._http: HttpServer | None = None
-        if settings.http_port is not None:
-            sampler = DemandSampler(board.sums, time.monotonic)
-            self._background.append(sampler.run)
-            demand = partial(sampler.average, (identity.release, identity.model))
-            api = HttpApi(self._table, generation, settings.request_timeout_s, demand)
-            app = api.asgi(settings.cors_origins.replace(",", " ").split())
-            self._http = HttpServer(
-                app, settings.host, settings.http_port, partial(StreamProtocol, batch=WriteBatch())
-            )
+        timeout_s = settings.request_timeout_s
+        self._sampler = DemandSampler(board.sums, time.monotonic)
+        demand = partial(self._sampler.average, (identity.release, identity.model))
+        self._http = _http(settings, HttpApi(self._table, generation, timeout_s, demand))
+
+    def _register_figures(self, generation: Generation) -> None:
+        """What Prometheus is told of the router's parts."""
+        registry = generation.metrics.registry
+        registry.register(RouterGauges(lambda: self._table.num_running, self._pool))
+        registry.register(AdmissionMetrics(self._admission, self._fallback))
+        registry.register(RoutingMetrics(generation.placer.counters))
+        registry.register(DemandMetrics(self._demand.own))
 
     async def start(self) -> Addresses:
         """Listens and begins to look for workers. Raises StartupError."""
@@ -175,10 +137,12 @@ class Router:
         http = await self._http.start() if self._http is not None else None
         self._tasks.start(self._pool.run())
         self._tasks.start(self._follow_readiness())
-        for part in (self._table, self._tenants, self._quotas, self._admission, self._demand):
+        for part in (self._table, self._tenants, self._quotas, self._admission):
             self._tasks.start(part.run())
-        for run in self._background:
-            self._tasks.start(run())
+        for publisher in (self._exchange, self._demand):
+            self._tasks.start(publisher.run())
+        if self._http is not None:
+            self._tasks.start(self._sampler.run())
         if (namespace := pod_namespace()) is not None:
             self._tasks.start(_keep_deletion_costs(self._pool, namespace))
         return Addresses(grpc, http)
@@ -264,6 +228,59 @@ async def _drain(router: Router, grace_s: float) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
+
+
+def _pool(
+    settings: RouterSettings, redis: RedisClient, router_id: str, folder: ModelFolder
+) -> WorkerPool:
+    config = PoolConfig(
+        router_id,
+        settings.worker_silence_s,
+        settings.worker_poll_s,
+        model=_digest(folder),
+        tls=load_tls(settings),
+    )
+    return WorkerPool(Registry(redis), config)
+
+
+def _admission(
+    settings: RouterSettings, pool: WorkerPool, quotas: Quotas, rng: random.Random
+) -> Admission:
+    config = AdmissionConfig(
+        settings.max_queued_requests, settings.prefill_ahead_s, settings.load_max_age_s
+    )
+    admission = Admission(config, pool, quotas, rng)
+    pool.observe(admission)
+    return admission
+
+
+def _placer(
+    settings: RouterSettings,
+    redis: RedisClient,
+    pool: WorkerPool,
+    breaker: Breaker,
+    rng: random.Random,
+) -> Placer:
+    # Equal weights: where a request goes does not depend on what can be pulled there, or
+    # each prefix would soon be in every cache.
+    costs = RoutingCosts(work=settings.prefix_weight, pull_block=settings.prefix_weight)
+    return Placer(
+        pool=pool,
+        breaker=breaker,
+        hints=PrefixHints(PrefixIndexReader(redis)),
+        load_max_age_s=settings.load_max_age_s,
+        policy=make_policy(settings.routing_policy, costs, rng),
+        local_limit=LocalPrefillLimit(settings.local_prefill_max_tokens),
+        counters=RoutingCounters(),
+    )
+
+
+def _http(settings: RouterSettings, api: HttpApi) -> HttpServer | None:
+    if settings.http_port is None:
+        return None
+    app = api.asgi(settings.cors_origins.replace(",", " ").split())
+    protocol = partial(StreamProtocol, batch=WriteBatch())
+    return HttpServer(app, settings.host, settings.http_port, protocol)
 
 
 def _fallback(settings: RouterSettings, served_name: str) -> Fallback:

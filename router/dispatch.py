@@ -35,6 +35,8 @@ class Placement:
     decode: WorkerLink
     prefill_work: Work
     decode_work: Work
+    num_uncached: int = 0
+    """Tokens of the prompt that are to be computed, as far as is known."""
     source: worker_pb2.PrefixSource | None = None
     """Whose prefix prefill may take over."""
 

@@ -90,8 +90,7 @@ class Fallback:
             raise refusal
         try:
             return await self._answer(request, resolved, log)
-        except Unavailable as error:
-            event(logger, logging.WARNING, "fallback_failed", error=error.message)
+        except Unavailable:
             if log.first_token_at is not None:
                 raise
             raise refusal from None
@@ -108,12 +107,13 @@ class Fallback:
         try:
             async with self._client.stream("POST", path, json=body) as response:
                 if response.status_code != httpx2.codes.OK:
-                    raise Unavailable(f"the fallback answered {response.status_code}")
+                    raise ValueError(f"status {response.status_code}")
                 usage = await _read(response, log)
+            if not all(choice.is_finished for choice in log.choices):
+                raise ValueError("the answer has no end")
         except (httpx2.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise Unavailable(f"the fallback failed: {type(error).__name__}: {error}") from error
-        if not all(choice.is_finished for choice in log.choices):
-            raise Unavailable("the fallback's answer has no end")
+            event(logger, logging.WARNING, "fallback_failed", error=error)
+            raise Unavailable("the fallback broke off; send the request again") from error
         self.num_answers += 1
         return usage
 

@@ -11,6 +11,7 @@ bounded by the size of a chunk.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
@@ -20,8 +21,11 @@ MIN_TOKENS = 64
 MAX_TOKENS = 512
 """More never stays, however slow a hand-off is: it would take from decode too long."""
 START_TOKENS = 128
-"""Until all three figures are known: about what `bench.local_prefill` finds on idle workers."""
-_WEIGHT = 0.1
+"""Until enough is known: about what `bench.local_prefill` finds on idle workers."""
+NUM_REMEMBERED = 128
+"""Hand-offs that count. Each figure is a median: the time of a hand-off has a long tail, and the
+speeds differ little and change with what a step happens to hold."""
+MIN_REMEMBERED = 8
 
 
 class LocalPrefillLimit:
@@ -29,20 +33,31 @@ class LocalPrefillLimit:
 
     def __init__(self, fixed: int | None) -> None:
         self._fixed = fixed
-        self._handoff_s: float | None = None
+        self._handoffs_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
+        self._losses_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
+        """What a token took longer on decode, as each hand-off was observed."""
+        self._loss_s: float | None = None
+        self._learned = float(START_TOKENS)
 
     def observe_handoff(self, seconds: float) -> None:
         """From prefill's first token until decode has taken over, as the router saw it."""
-        known = self._handoff_s
-        self._handoff_s = seconds if known is None else known + _WEIGHT * (seconds - known)
+        if self._loss_s is None:
+            return
+        self._handoffs_s.append(seconds)
+        self._losses_s.append(self._loss_s)
+        if len(self._losses_s) >= MIN_REMEMBERED:
+            self._learned = _limit(median(self._handoffs_s), median(self._losses_s))
 
     def max_tokens(self, prefill_s: Sequence[float], decode_s: Sequence[float]) -> float:
         """The limit, given what a prompt token takes each worker that has told."""
         if self._fixed is not None:
             return self._fixed
-        if self._handoff_s is None or not prefill_s or not decode_s:
-            return START_TOKENS
-        lost_s = median(decode_s) - median(prefill_s)
-        if lost_s * MAX_TOKENS <= self._handoff_s:
-            return MAX_TOKENS
-        return max(MIN_TOKENS, self._handoff_s / lost_s)
+        if prefill_s and decode_s:
+            self._loss_s = median(decode_s) - median(prefill_s)
+        return self._learned
+
+
+def _limit(handoff_s: float, loss_s: float) -> float:
+    if loss_s * MAX_TOKENS <= handoff_s:
+        return MAX_TOKENS
+    return max(MIN_TOKENS, handoff_s / loss_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.v1 import types_pb2
 from core.errors import Unavailable
@@ -76,7 +76,9 @@ class Placer:
         )
         self.counters.count(decision)
         self._log(decision)
-        return _placement(decision, prefills, decodes, held)
+        uncached = decision.computed_blocks + decision.pulled_blocks
+        placement = _placement(decision, prefills, decodes, held)
+        return replace(placement, num_uncached=round(uncached * block_size))
 
     def _links(self, role: types_pb2.Role.ValueType) -> list[WorkerLink]:
         links = self.pool.usable(role)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from router.prefill_shares import PrefillShares
 from router.routing import Decision, Policy, Prompt, RoutingCosts, Work, WorkerView
 
 PolicyName = Literal["kv_aware", "least_loaded", "round_robin"]
@@ -43,7 +44,8 @@ class _Option:
 class CostPolicy:
     """Takes the way of least cost, and chance among near ties.
 
-    Workers known to lack room come after those that have it, suspects after all others.
+    Workers known to lack room come after those that have it, suspects after all others. What
+    a prefill worker holds does not count while it has computed more than its share.
     Without `uses_prefixes` only load counts, and no request stays on decode.
     """
 
@@ -53,6 +55,7 @@ class CostPolicy:
         self.costs = costs
         self._rng = rng
         self._uses_prefixes = uses_prefixes
+        self._shares = PrefillShares()
 
     def choose(
         self, prompt: Prompt, prefills: Sequence[WorkerView], decodes: Sequence[WorkerView]
@@ -65,6 +68,8 @@ class CostPolicy:
         computing = decode if decode.stays else prefill
         missing = _missing(prompt, computing.view)
         pulled = 0 if decode.stays else _pulled(prefill.view, longest)
+        if not decode.stays:
+            self._shares.add(prefill.view.worker_id, missing - pulled)
         return Decision(
             decode=decode.view.worker_id,
             prefill=None if decode.stays else prefill.view.worker_id,
@@ -94,11 +99,14 @@ class CostPolicy:
         self, prompt: Prompt, views: Sequence[WorkerView], longest: int
     ) -> list[_Option]:
         options = []
+        exceeding = self._shares.exceeding([view.worker_id for view in views])
         for view, work in zip(views, _totals(views), strict=True):
             cost = work.queued_blocks
             if self._uses_prefixes:
                 pulled = _pulled(view, longest)
-                cost += self.costs.work * (_missing(prompt, view) - pulled)
+                has_credit = view.worker_id not in exceeding
+                missing = _missing(prompt, view) if has_credit else prompt.num_blocks
+                cost += self.costs.work * (missing - pulled)
                 cost += (self.costs.pull_block or 0.0) * pulled
             options.append(_Option(view, work, view.worker_id in prompt.avoid, cost, cost))
         return options

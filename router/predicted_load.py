@@ -1,8 +1,9 @@
-"""What a router has sent to one worker and that worker's reports do not tell yet.
+"""What routers have sent to one worker and that worker's reports do not tell yet.
 
 A dispatch counts from when it is sent. A report that comes after the worker has acknowledged
 it knows of it, so that it counts there from then on. Without reports it counts until its end,
-its prompt until it is computed.
+its prompt until it is computed. What other routers have sent counts from when they tell
+(`load_exchange`) until the next report or their next word.
 """
 
 from __future__ import annotations
@@ -26,7 +27,20 @@ class PredictedLoad:
 
     def __init__(self) -> None:
         self._sent: dict[DispatchKey, _Sent] = {}
-        self.total = Work()
+        self.own = Work()
+        """What this router has sent."""
+        self.others = Work()
+        """What other routers have sent."""
+
+    @property
+    def total(self) -> Work:
+        """Of all routers."""
+        own, others = self.own, self.others
+        return Work(
+            own.queued_blocks + others.queued_blocks,
+            own.sequences + others.sequences,
+            own.context_blocks + others.context_blocks,
+        )
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -45,6 +59,7 @@ class PredictedLoad:
 
     def reported(self) -> None:
         """A report has come: what it knows of counts there."""
+        self.others = Work()
         for key in [key for key, sent in self._sent.items() if sent.is_acknowledged]:
             self.remove(key)
 
@@ -63,9 +78,9 @@ class PredictedLoad:
         self._change(sent.work, -1)
         if not self._sent:
             # Sums of floats leave crumbs.
-            self.total = Work()
+            self.own = Work()
 
     def _change(self, work: Work, sign: int) -> None:
-        self.total.queued_blocks += sign * work.queued_blocks
-        self.total.sequences += sign * work.sequences
-        self.total.context_blocks += sign * work.context_blocks
+        self.own.queued_blocks += sign * work.queued_blocks
+        self.own.sequences += sign * work.sequences
+        self.own.context_blocks += sign * work.context_blocks

@@ -1,4 +1,5 @@
--- Charges one request of a tenant, or tells what it would exceed.
+-- Charges one request of a tenant, once however often it is asked to, or tells what it would
+-- exceed.
 -- KEYS     the tenant's buckets (hash), its requests in flight (sorted set by end of lease)
 -- ARGV     request, lease in seconds, tokens,
 --          requests: rate per second and burst; tokens: the same; most requests in flight
@@ -8,6 +9,8 @@
 local buckets, leases = KEYS[1], KEYS[2]
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1e6
+
+if redis.call('ZSCORE', leases, ARGV[1]) then return { 0, 0 } end
 
 local function level(name, per_s, burst)
   local saved = redis.call('HMGET', buckets, name, name .. '_at')
@@ -37,12 +40,10 @@ for number, quota in ipairs(quotas) do
 end
 
 local limit = tonumber(ARGV[8])
-if limit > 0 then
-  redis.call('ZREMRANGEBYSCORE', leases, '-inf', now)
-  if redis.call('ZCARD', leases) >= limit then return { 3, 1000 } end
-  redis.call('ZADD', leases, now + ARGV[2], ARGV[1])
-  redis.call('PEXPIRE', leases, 2000 * ARGV[2])
-end
+redis.call('ZREMRANGEBYSCORE', leases, '-inf', now)
+if limit > 0 and redis.call('ZCARD', leases) >= limit then return { 3, 1000 } end
+redis.call('ZADD', leases, now + ARGV[2], ARGV[1])
+redis.call('PEXPIRE', leases, 2000 * ARGV[2])
 for _, quota in ipairs(quotas) do
   if quota.level then save(quota.name, quota.level - quota.amount) end
 end

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 
@@ -17,7 +19,8 @@ from core.errors import BatonError, ResourceExhausted, Unavailable
 from core.logs import event
 from core.redis_client import RedisClient, redis_errors
 from core.tasks import TaskSet
-from router.tenants import Quota, Tenant
+from router.buckets import Bucket, LocalShare, request_bucket, token_bucket
+from router.tenants import Tenant
 
 logger = logging.getLogger(__name__)
 
@@ -32,65 +35,16 @@ _FIELDS = ("requests_per_s", "tokens_per_min", "max_concurrent")
 
 @dataclass(eq=False)
 class Charge:
-    """What one request has taken. `bucket` is set when it was taken from the local share."""
+    """What one request has taken, and what it has used. `bucket` is set when its tokens were
+    taken from the local share."""
 
     tenant: Tenant
     member: str
     num_tokens: int
+    num_used: int = 0
     bucket: Bucket | None = None
-
-
-@dataclass
-class Bucket:
-    """A token bucket: `level` rises by `per_s` up to `burst`. It may be charged below zero."""
-
-    per_s: float
-    burst: float
-    level: float
-    at: float
-
-    def wait_s(self, amount: float, now: float) -> float:
-        """How long until `amount`, or a full bucket, is there; 0: now."""
-        self.level = min(self.burst, self.level + (now - self.at) * self.per_s)
-        self.at = now
-        return max(0.0, (min(amount, self.burst) - self.level) / self.per_s)
-
-
-def request_bucket(quota: Quota, share: float, now: float) -> Bucket | None:
-    """One second's worth, and at least one request."""
-    if quota.requests_per_s is None:
-        return None
-    per_s = quota.requests_per_s * share
-    burst = max(1.0, per_s)
-    return Bucket(per_s, burst, burst, now)
-
-
-def token_bucket(quota: Quota, share: float, now: float) -> Bucket | None:
-    """One minute's worth."""
-    if quota.tokens_per_min is None:
-        return None
-    burst = quota.tokens_per_min * share
-    return Bucket(burst / 60, burst, burst, now)
-
-
-@dataclass
-class _LocalShare:
-    """A tenant's part of its quota on this router."""
-
-    quota: Quota
-    requests: Bucket | None
-    tokens: Bucket | None
-    max_concurrent: float | None
-
-    @classmethod
-    def of(cls, quota: Quota, share: float, now: float) -> _LocalShare:
-        concurrent = quota.max_concurrent
-        return cls(
-            quota,
-            request_bucket(quota, share, now),
-            token_bucket(quota, share, now),
-            None if concurrent is None else max(1.0, concurrent * share),
-        )
+    is_in_doubt: bool = False
+    """Redis was asked and did not answer: it may have been charged there, too."""
 
 
 @dataclass
@@ -98,11 +52,12 @@ class _InFlight:
     """Requests of one tenant on this router."""
 
     tenant: Tenant
-    members: set[str] = field(default_factory=set)
+    charges: dict[str, Charge] = field(default_factory=dict)
+    """By member."""
 
 
 class Quotas:
-    """One router's view. `run` keeps the leases; `take` and `settle` pair."""
+    """One router's view. `run` keeps the leases; `hold` is `take` and `settle` in one."""
 
     def __init__(self, redis: RedisClient, router_id: str, tasks: TaskSet) -> None:
         self._redis = redis
@@ -112,10 +67,27 @@ class Quotas:
         self._settle_script = redis.register_script(_read("quota_settle.lua"))
         self._renew_script = redis.register_script(_read("lease_renew.lua"))
         self._in_flight: dict[str, _InFlight] = {}
-        self._local: dict[str, _LocalShare] = {}
+        self._local: dict[str, LocalShare] = {}
+        self._owed: list[Charge] = []
+        """Over, but Redis was away, and may have been charged for them."""
         self._num_routers = 1
         self._resume_at = 0.0
         self._is_away = False
+
+    @asynccontextmanager
+    async def hold(self, tenant: Tenant, member: str, num_tokens: int) -> AsyncIterator[Charge]:
+        """Counts one request as in flight, and charges its `num_used` in the end.
+
+        Raises as `take` does. A tenant without quotas is never charged.
+        """
+        if not tenant.quota.is_limited:
+            yield Charge(tenant, member, num_tokens)
+            return
+        charge = await self.take(tenant, member, num_tokens)
+        try:
+            yield charge
+        finally:
+            self.settle(charge, charge.num_used)
 
     async def take(self, tenant: Tenant, member: str, num_tokens: int) -> Charge:
         """Charges one request of `num_tokens`. Raises ResourceExhausted, whose field names
@@ -129,24 +101,25 @@ class Quotas:
             except (Unavailable, TimeoutError) as error:
                 self._note_away(error)
                 self._take_locally(charge)
+                charge.is_in_doubt = True
             except asyncio.CancelledError:
                 # It may have been charged all the same.
                 self._tasks.start(self._settle(charge, num_tokens))
                 raise
         holding = self._in_flight.setdefault(tenant.name, _InFlight(tenant))
-        holding.members.add(member)
+        holding.charges[member] = charge
         return charge
 
     def settle(self, charge: Charge, num_tokens: int) -> None:
         """The request is over and has used `num_tokens`."""
         holding = self._in_flight[charge.tenant.name]
-        holding.members.discard(charge.member)
-        if not holding.members:
+        del holding.charges[charge.member]
+        if not holding.charges:
             del self._in_flight[charge.tenant.name]
         correction = charge.num_tokens - num_tokens
         if charge.bucket is not None:
             charge.bucket.level += correction
-            correction = 0
+            correction = charge.num_tokens if charge.is_in_doubt else 0
         self._tasks.start(self._settle(charge, correction))
 
     async def run(self) -> None:
@@ -179,10 +152,10 @@ class Quotas:
         tenant, now = charge.tenant, time.monotonic()
         local = self._local.get(tenant.name)
         if local is None or local.quota != tenant.quota:
-            local = _LocalShare.of(tenant.quota, 1 / self._num_routers, now)
+            local = LocalShare.of(tenant.quota, 1 / self._num_routers, now)
             self._local[tenant.name] = local
         holding = self._in_flight.get(tenant.name)
-        num_held = len(holding.members) if holding is not None else 0
+        num_held = len(holding.charges) if holding is not None else 0
         waits = (
             local.requests.wait_s(1, now) if local.requests else 0.0,
             local.tokens.wait_s(charge.num_tokens, now) if local.tokens else 0.0,
@@ -199,6 +172,8 @@ class Quotas:
 
     async def _settle(self, charge: Charge, correction: int) -> None:
         if time.monotonic() < self._resume_at:
+            if charge.is_in_doubt:
+                self._owed.append(charge)
             return
         try:
             args: list[str | float] = [charge.member, correction]
@@ -212,15 +187,25 @@ class Quotas:
         with redis_errors():
             args: list[str | float] = [LEASE_S, self._router_id]
             self._num_routers = await self._renew_script(keys=[_ROUTERS_KEY], args=args)
+            while self._owed:
+                await self._give_back(self._owed.pop())
             for name, holding in list(self._in_flight.items()):
-                sent = sorted(holding.members)
                 keys = _keys(holding.tenant)
+                for charge in [item for item in holding.charges.values() if item.is_in_doubt]:
+                    await self._give_back(charge)
+                    charge.is_in_doubt = False
+                sent = sorted(holding.charges)
                 await self._renew_script(keys=keys[1:], args=[LEASE_S, *sent])
                 current = self._in_flight.get(name)
-                gone = set(sent) - (current.members if current is not None else set())
+                gone = set(sent).difference(current.charges if current is not None else ())
                 for member in gone:
                     # It was settled meanwhile, and that may have come before.
                     await self._settle_script(keys=keys, args=[member, 0])
+
+    async def _give_back(self, charge: Charge) -> None:
+        """It counts in the local share, so not in Redis, if it was ever taken there."""
+        args: list[str | float] = [charge.member, charge.num_tokens]
+        await self._settle_script(keys=_keys(charge.tenant), args=args)
 
     def _note_away(self, error: Exception) -> None:
         self._resume_at = time.monotonic() + _PAUSE_S

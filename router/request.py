@@ -15,6 +15,7 @@ from core.chat_template import ChatMessage
 from core.errors import (
     BatonError,
     DeadlineExceeded,
+    FailedPrecondition,
     ResourceExhausted,
     Unavailable,
     status_of,
@@ -32,6 +33,7 @@ from router.fallback import FALLBACK_NAME, Fallback
 from router.metrics import RouterMetrics
 from router.outputs import Outcome, OutputLog
 from router.placement import Placer, Sought
+from router.quotas import Charge
 from router.tenant_file import TenantBook
 from router.tenants import Tenant
 from router.validate import (
@@ -49,6 +51,8 @@ MAX_FAILURES = 3
 """Attempts that may fail; those that decode preempts do not count."""
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
+_FAILED_RETRY_S = 1.0
+"""For clients whose request has failed so often: workers that have died are ejected by then."""
 
 
 class StreamIds:
@@ -165,21 +169,36 @@ class RequestRun:
 
     async def _serve(self, resolved: ResolvedRequest) -> inference_pb2.Usage:
         """By this deployment's workers or, where they cannot, by the fallback."""
-        try:
-            ticket = await self._shared.admission.admit(self._demand(resolved))
+        admission, demand = self._shared.admission, self._demand(resolved)
+        num_tokens = demand.num_prompt_tokens + admission.expected_outputs(demand)
+        async with admission.quota(self._tenant, demand.request_id, num_tokens) as charge:
             try:
-                await self._generate(resolved, ticket)
-            finally:
-                ticket.close(self.log.num_tokens)
-        except (ResourceExhausted, Unavailable) as refusal:
-            usage = await self._shared.fallback.instead(
-                refusal, self._tenant, self._request, resolved, self.log
-            )
-            self._route = inference_pb2.Route(decode_worker=FALLBACK_NAME, attempts=1)
-            return usage
+                ticket = await admission.admit(demand)
+                try:
+                    await self._generate(resolved, ticket)
+                finally:
+                    ticket.close(self.log.num_tokens)
+                    charge.num_used = demand.num_prompt_tokens + self.log.num_tokens
+            except (ResourceExhausted, Unavailable) as refusal:
+                return await self._serve_elsewhere(resolved, refusal, charge)
         return inference_pb2.Usage(
-            prompt_tokens=len(resolved.prompt_token_ids), completion_tokens=self.log.num_tokens
+            prompt_tokens=demand.num_prompt_tokens, completion_tokens=self.log.num_tokens
         )
+
+    async def _serve_elsewhere(
+        self, resolved: ResolvedRequest, refusal: BatonError, charge: Charge
+    ) -> inference_pb2.Usage:
+        """By the fallback, whose tokens count like others. Raises `refusal` if not."""
+        fallback, log = self._shared.fallback, self.log
+        try:
+            usage = await fallback.instead(refusal, self._tenant, self._request, resolved, log)
+        finally:
+            if log.first_token_at is not None and not log.num_tokens:
+                # There is text of the endpoint, which has not told its usage yet.
+                charge.num_used = charge.num_tokens
+        charge.num_used = usage.prompt_tokens + usage.completion_tokens or charge.num_tokens
+        self._route = inference_pb2.Route(decode_worker=FALLBACK_NAME, attempts=1)
+        return usage
 
     def _demand(self, resolved: ResolvedRequest) -> Demand:
         return Demand(
@@ -217,7 +236,7 @@ class RequestRun:
                 self._log_failure(branch, failure.error)
                 is_final = branch.num_failures == MAX_FAILURES
                 if is_final or not status_of(failure.error).retryable:
-                    raise failure.error from None
+                    raise _without_addresses(failure.error) from None
                 await asyncio.sleep(self._backoff_s(branch.num_failures, failure.error))
             left = [choice for choice in branch.choices if not choice.is_finished]
             if not left:
@@ -258,7 +277,9 @@ class RequestRun:
         self._route.decode_worker = placement.decode.worker_id
         self._route.attempts += 1
         branch.ticket.placed(
-            None if prefill is None else prefill.worker_id, placement.decode.worker_id
+            None if prefill is None else prefill.worker_id,
+            placement.decode.worker_id,
+            placement.num_uncached,
         )
         with self._shared.breaker.attempt(placement.links) as trial:
 
@@ -339,3 +360,13 @@ class RequestRun:
             attempt=branch.num_attempts,
             error=f"{type(error).__name__}: {error.message}",
         )
+
+
+def _without_addresses(error: BatonError) -> BatonError:
+    """What a client is told when attempts have failed: the log has where, and of what."""
+    if isinstance(error, FailedPrecondition):
+        return FailedPrecondition("the workers do not fit together; the router's log says why")
+    if not isinstance(error, Unavailable):
+        return error
+    message = "the workers that served the request have failed; send it again"
+    return Unavailable(message, retry_after_s=max(_FAILED_RETRY_S, error.retry_after_s))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.v1 import inference_pb2, types_pb2
-from core.errors import InvalidArgument
+from core.errors import ContextExceeded, InvalidArgument
 from core.model_folder import DefaultSampling
 from core.rpc import MAX_REQUEST_BYTES
 from core.sampling import SamplingParams
@@ -99,13 +99,13 @@ def complete_request(
     field = input_field(request)
     if num_prompt == 0:
         raise InvalidArgument(f"{field} is empty: it has no tokens", field=field)
-    _check_prompt_length(field, num_prompt, limits.max_model_len)
+    check_prompt_length(field, num_prompt, limits.max_model_len)
     # A tokenizer may know more tokens than the model has embeddings.
-    _check_token_ids(field, prompt_token_ids, limits.vocab_size)
+    check_token_ids(field, prompt_token_ids, limits.vocab_size)
     room = limits.max_model_len - num_prompt
     given = request.sampling
     if given.HasField("max_tokens") and given.max_tokens > room:
-        raise InvalidArgument(
+        raise ContextExceeded(
             f"max_tokens is {given.max_tokens} and {field} has {num_prompt} tokens; together they "
             f"must not exceed the context length {limits.max_model_len}",
             field="max_tokens",
@@ -171,10 +171,11 @@ def _given_inputs(request: inference_pb2.GenerateRequest) -> list[str]:
     return [field for field, value in is_given.items() if value]
 
 
-def _check_prompt_length(field: str, num_prompt: int, max_model_len: int) -> None:
+def check_prompt_length(field: str, num_prompt: int, max_model_len: int) -> None:
+    """Raises ContextExceeded when there is no room for one token of output."""
     if num_prompt < max_model_len:
         return
-    raise InvalidArgument(
+    raise ContextExceeded(
         # Of a text that is much too long only a part has been counted.
         f"{field} has {num_prompt} tokens or more; the limit is {max_model_len - 1}, "
         f"so that an output token fits into the context length {max_model_len} "
@@ -200,7 +201,7 @@ def _check_input(request: inference_pb2.GenerateRequest, limits: ModelLimits) ->
     if field == "token_ids":
         if not request.token_ids.ids:
             raise InvalidArgument("token_ids is empty; it needs at least 1 id", field=field)
-        _check_prompt_length(field, len(request.token_ids.ids), limits.max_model_len)
+        check_prompt_length(field, len(request.token_ids.ids), limits.max_model_len)
     return field
 
 
@@ -214,7 +215,7 @@ def _check_messages(messages: Sequence[inference_pb2.ChatMessage]) -> None:
             raise InvalidArgument(f"messages[{index}].role is empty", field="messages")
 
 
-def _check_token_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+def check_token_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
     if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
         return
     index, token_id = next(
@@ -298,7 +299,7 @@ def _check_stops(given: types_pb2.SamplingParams, vocab_size: int) -> None:
             f"{MAX_STOP_TOKEN_IDS}",
             field="stop_token_ids",
         )
-    _check_token_ids("stop_token_ids", given.stop_token_ids, vocab_size)
+    check_token_ids("stop_token_ids", given.stop_token_ids, vocab_size)
 
 
 def _short(value: str) -> str:

@@ -1,5 +1,9 @@
 """What a worker sends to routers: one message per engine step and router.
 
+Each carries a load report. A report that was made while requests ran would mislead until the next
+one: a step's last outputs go out before what they held is free. So as long as the worker is
+not idle by its last report, another one follows soon after the load has changed.
+
 Each attached router has a buffer that collects outputs until its stream takes them, so a
 slow router costs memory up to a bound and never holds up a step.
 """
@@ -18,7 +22,12 @@ from core.logs import event
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
+CHANGE_INTERVAL_S = 0.1
+"""A change of load without outputs is told after so long."""
 MAX_BUFFERED_OUTPUTS = 100_000
+
+
+Report = tuple[types_pb2.Load, types_pb2.WorkerState.ValueType]
 
 
 class PlainToken(NamedTuple):
@@ -35,6 +44,8 @@ class _Stream:
     def __init__(self) -> None:
         self.tokens = _Tokens()
         self.outputs: list[worker_pb2.SequenceOutput] = []
+        self.reported: Report | None = None
+        """The last that was sent."""
         self.changed = asyncio.Event()
         self.is_closed = False
 
@@ -60,12 +71,14 @@ class OutputHub:
 
     def __init__(
         self,
-        report: Callable[[], tuple[types_pb2.Load, types_pb2.WorkerState.ValueType]],
+        report: Callable[[], Report],
         on_router_lost: Callable[[str], None],
     ) -> None:
         self._report = report
         self._on_router_lost = on_router_lost
         self._streams: dict[str, _Stream] = {}
+        self._idle: set[_Stream] = set()
+        """Those of routers that take the worker for idle."""
 
     def require(self, router_id: str) -> None:
         """Raises Unavailable when this router could not receive anything."""
@@ -80,7 +93,7 @@ class OutputHub:
         stream = self._reading(router_id)
         if stream is not None:
             stream.outputs.append(output)
-            stream.changed.set()
+            self._wake(stream)
 
     def publish_token(self, dispatch: worker_pb2.Dispatch, token: PlainToken) -> None:
         """Buffers one token of a sequence that an output has spoken of before."""
@@ -103,7 +116,15 @@ class OutputHub:
             tokens.stream_ids.append(dispatch.stream_id + token.choice)
             tokens.output_indexes.append(token.output_index)
             tokens.token_ids.append(token.token_id)
+        self._wake(stream)
+
+    def _wake(self, stream: _Stream) -> None:
+        """Something is there for a router; the others hear that this worker is not idle."""
         stream.changed.set()
+        if self._idle:
+            for other in self._idle:
+                other.changed.set()
+            self._idle.clear()
 
     def _reading(self, router_id: str) -> _Stream | None:
         """The stream of a router that reads; one that does not is given up."""
@@ -129,7 +150,7 @@ class OutputHub:
         try:
             while not stream.is_closed:
                 yield self._message(stream)
-                await _wait(stream.changed, REPORT_INTERVAL_S)
+                await self._news(stream)
             yield self._message(stream)
             while stream.outputs:
                 yield self._message(stream)
@@ -137,7 +158,9 @@ class OutputHub:
             self._drop(router_id, stream)
 
     def _message(self, stream: _Stream) -> worker_pb2.WorkerMessage:
-        load, state = self._report()
+        stream.reported = load, state = self._report()
+        if not (load.requests or load.running or load.blocks.referenced):
+            self._idle.add(stream)
         outputs = stream.outputs
         # One with a prompt's log-probabilities is large, so it is the last of its message.
         end = next((i + 1 for i, output in enumerate(outputs) if output.prompt_logprobs), None)
@@ -150,7 +173,20 @@ class OutputHub:
             stream.tokens = _Tokens()
         return message
 
+    async def _news(self, stream: _Stream) -> None:
+        """Returns when there are outputs or another load, at the latest after a second."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + REPORT_INTERVAL_S
+        while not stream.changed.is_set() and (left_s := until - clock()) > 0:
+            if stream in self._idle:
+                await _wait(stream.changed, left_s)
+                continue
+            await _wait(stream.changed, min(left_s, CHANGE_INTERVAL_S))
+            if self._report() != stream.reported:
+                return
+
     def _drop(self, router_id: str, stream: _Stream) -> None:
+        self._idle.discard(stream)
         stream.is_closed = True
         stream.changed.set()
         if self._streams.get(router_id) is stream:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -11,14 +13,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from core.chat_template import ChatMessage
-from core.errors import InvalidArgument
 from router.demand import Totals
 from router.http.answer import answer
 from router.http.call import Call
 from router.http.errors import CLIENT_LEFT, ClientLeft, HttpError, to_http
 from router.http.formats import ChatFormat, CompletionFormat, Reply
-from router.http.jobs import chat_job, chat_messages, check_model, completion_job
+from router.http.jobs import chat_job, check_model, completion_job
 from router.http.parameters import (
     ChatBody,
     CompletionBody,
@@ -27,6 +27,8 @@ from router.http.parameters import (
     renamed_fields,
 )
 from router.http.parse import parse_body
+from router.http.tokens import detokenized, tokenized
+from router.quotas import Charge
 from router.request import Generation
 from router.requests import RequestTable
 
@@ -76,7 +78,7 @@ class HttpApi:
         return app
 
     async def completions(self, call: Call) -> None:
-        body = parse_body(CompletionBody, await call.body())
+        body = parse_body(CompletionBody, await _json(call))
         call.names = renamed_fields(body)
         limits = self.shared.current_limits()
         check_model(body.model, limits)
@@ -85,7 +87,7 @@ class HttpApi:
         await answer(call, job, form, self.table, call.timeout_s(self.request_timeout_s))
 
     async def chat_completions(self, call: Call) -> None:
-        body = parse_body(ChatBody, await call.body())
+        body = parse_body(ChatBody, await _json(call))
         call.names = renamed_fields(body)
         check_model(body.model, self.shared.limits)
         job = chat_job(body, call.request_id)
@@ -100,36 +102,14 @@ class HttpApi:
         await call.reply_json(self._model())
 
     async def tokenize(self, call: Call) -> None:
-        body = parse_body(TokenizeBody, await call.body())
-        limits = self.shared.current_limits()
-        check_model(body.model, limits)
-        tokenizer = self.shared.tokenizer
-        if body.prompt is not None:
-            tokens = await tokenizer.encode_whole(
-                body.prompt, add_special_tokens=body.add_special_tokens
-            )
-        else:
-            messages = [
-                ChatMessage(item.role, item.content) for item in chat_messages(body.messages)
-            ]
-            tokens = await tokenizer.encode_whole(
-                tokenizer.render_chat(messages), add_special_tokens=False
-            )
-        await call.reply_json(
-            {"tokens": tokens, "count": len(tokens), "max_model_len": limits.max_model_len}
-        )
+        body = parse_body(TokenizeBody, await _json(call))
+        async with self._counted(call):
+            await call.reply_json(await tokenized(body, self.shared))
 
     async def detokenize(self, call: Call) -> None:
-        body = parse_body(DetokenizeBody, await call.body())
-        check_model(body.model, self.shared.limits)
-        vocab_size = self.shared.limits.vocab_size
-        for index, token_id in enumerate(body.tokens):
-            if not 0 <= token_id < vocab_size:
-                raise InvalidArgument(
-                    f"tokens[{index}] is {token_id}, outside the vocabulary of {vocab_size} tokens",
-                    field="tokens",
-                )
-        await call.reply_json({"prompt": self.shared.tokenizer.decode(body.tokens)})
+        body = parse_body(DetokenizeBody, await _json(call))
+        async with self._counted(call):
+            await call.reply_json(await detokenized(body, self.shared))
 
     async def health(self, call: Call) -> None:
         is_ready = self.shared.placer.pool.is_ready
@@ -144,6 +124,12 @@ class HttpApi:
     async def whole_demand(self, call: Call) -> None:
         """Of the whole deployment, as autoscalers outside Kubernetes' own API read it."""
         await call.reply_json(asdict(await self.demand()))
+
+    def _counted(self, call: Call) -> AbstractAsyncContextManager[Charge]:
+        """The call counts as a request of its tenant, of no tokens."""
+        tenant = self.shared.tenants.current.named(call.tenant)
+        request_id = f"{self.shared.router_id}/call/{uuid.uuid4().hex}"
+        return self.shared.admission.quota(tenant, request_id, num_tokens=0)
 
     def _reply(self, call: Call) -> Reply:
         return Reply(call.request_id, int(time.time()), self.shared.limits.served_name)
@@ -200,3 +186,13 @@ def _check_headers(scope: Scope) -> None:
     if num_bytes > MAX_HEADER_BYTES:
         message = f"the headers have {num_bytes} bytes; the limit is {MAX_HEADER_BYTES}"
         raise HttpError(431, message, code="headers_too_large")
+
+
+async def _json(call: Call) -> bytes:
+    """The body, which has to be JSON if its type is told. Raises HttpError."""
+    body = await call.body()
+    kind = (call.header("content-type") or "").partition(";")[0].strip().lower()
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        message = f"content-type must be application/json, got {kind[:64]!r}"
+        raise HttpError(415, message, code="unsupported_media_type", param="content-type")
+    return body

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from core.errors import (
     AlreadyExists,
     BatonError,
+    ContextExceeded,
     DeadlineExceeded,
     InternalError,
     InvalidArgument,
@@ -32,6 +33,7 @@ _MIN_RETRY_AFTER_S = 1
 
 _CODES: dict[type[BatonError], str] = {
     InvalidArgument: "invalid_value",
+    ContextExceeded: "context_length_exceeded",
     Unauthenticated: "invalid_api_key",
     AlreadyExists: "request_id_in_use",
     ResourceExhausted: "overloaded",

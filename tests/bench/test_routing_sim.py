@@ -10,6 +10,7 @@ from bench.routing_sim import Cluster, Outcome, Simulation
 from bench.routing_trace import (
     LruBlocks,
     Request,
+    hot_trace,
     ideal_hit_tokens,
     read_trace,
     synthetic_trace,
@@ -73,6 +74,14 @@ def test_blocks_that_were_used_longest_ago_leave_a_cache_from_the_end_of_their_c
     cache.store((1, 2, 3))
     assert cache.store((1, 7, 8)) == ([7, 8], [3])
     assert [cache.num_held(ids) for ids in ((1, 2, 3), (1, 7, 8), (9,))] == [2, 3, 0]
+
+
+def test_few_prefixes_that_all_begin_with_do_not_keep_their_homes_busy_beside_idle_pods() -> None:
+    cluster = Cluster(COSTS)
+    workload = prepare(hot_trace(2000, 4, seed=0), cluster, utilization=0.3)
+    outcome = Simulation(cluster, "kv_aware", seed=0).run(workload.requests)
+    assert outcome.prefill_imbalance < 1.3
+    assert outcome.hit_rate > 0.98 * workload.ideal_hit_rate
 
 
 def test_the_ideal_is_one_cache_of_the_whole_size() -> None:

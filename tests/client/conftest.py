@@ -33,6 +33,25 @@ PARIS = (
 )
 
 
+def two_answers() -> list[inference_pb2.GenerateResponse]:
+    """To a prompt of three tokens with log-probabilities: "a b" and "c", in turns."""
+
+    def message(choice: int, text: str, **fields: object) -> inference_pb2.GenerateResponse:
+        return inference_pb2.GenerateResponse(
+            request_id="r1", choice=choice, text=text, token_ids=[ord(text[-1])], **fields
+        )
+
+    prompt = inference_pb2.GenerateResponse(request_id="r1")
+    prompt.prompt_logprobs.add(logprob=-1.5)
+    prompt.prompt_logprobs.add(logprob=-0.5)
+    last = message(0, " b", finish_reason=types_pb2.FINISH_REASON_STOP, output_index=1)
+    last.usage.prompt_tokens = 3
+    last.route.attempts = 1
+    last.timing.total_s = 0.5
+    second = message(1, "c", finish_reason=types_pb2.FINISH_REASON_LENGTH)
+    return [prompt, message(0, "a"), second, last]
+
+
 def worker_status(name: str = "prefill-0", **fields: object) -> worker_pb2.WorkerStatus:
     """A healthy, idle worker."""
     blocks = types_pb2.BlockStats(total=10, free=6, cached=3, referenced=1)

@@ -12,7 +12,7 @@ import pytest
 from baton.v1 import inference_pb2
 from client.cli import main
 from core.errors import InvalidArgument
-from tests.client.conftest import PARIS
+from tests.client.conftest import PARIS, two_answers
 
 
 def generate(router, *args: str) -> int:
@@ -60,6 +60,26 @@ def test_logprobs_are_in_the_json_when_they_came(router, capsys):
     assert generate(router, "--prompt", "x", "--json", "--logprobs", "1") == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["logprobs"] == [{"logprob": -0.5, "top": [[9, -0.5]]}]
+
+
+def test_several_answers_are_printed_one_after_the_other(router, capsys):
+    router.responses = two_answers()
+    assert generate(router, "--prompt", "x", "-n", "2") == 0
+    assert capsys.readouterr().out == "[0] a b\n[1] c\n"
+
+
+def test_several_answers_and_the_prompts_log_probabilities_are_in_the_json(router, capsys):
+    router.responses = two_answers()
+    flags = ("--json", "-n", "2", "--prompt-logprobs", "0")
+    assert generate(router, "--prompt", "x", *flags) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["text"] == "a b"
+    assert printed["choices"] == [
+        {"text": "a b", "token_ids": [97, 98], "finish_reason": "stop"},
+        {"text": "c", "token_ids": [99], "finish_reason": "length"},
+    ]
+    assert [entry["logprob"] for entry in printed["prompt_logprobs"]] == [-1.5, -0.5]
+    assert (router.requests[0].n, router.requests[0].prompt_logprobs) == (2, 0)
 
 
 def test_every_sampling_flag_arrives(router):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from client import AsyncBatonClient, BatonClient, Route, Timing, Usage
+from client import AsyncBatonClient, BatonClient, Choice, Route, Timing, Usage
 from core.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from tests.client.conftest import two_answers
 
 
 def test_generate_returns_the_whole_completion(router):
@@ -17,6 +18,27 @@ def test_generate_returns_the_whole_completion(router):
     assert completion.usage == Usage(prompt_tokens=5, completion_tokens=3)
     assert completion.route == Route("prefill-0", "decode-0", 16, 2, 1)
     assert completion.timing == Timing(ttft_s=0.25, total_s=0.5)
+
+
+def test_each_of_several_answers_comes_whole_with_the_prompts_log_probabilities(router):
+    router.responses = two_answers()
+    with BatonClient(router.address) as client:
+        completion = client.generate("x", n=2, prompt_logprobs=0)
+    assert completion.choices == [
+        Choice("a b", [ord("a"), ord("b")], [], "stop"),
+        Choice("c", [ord("c")], [], "length"),
+    ]
+    assert (completion.text, completion.finish_reason) == ("a b", "stop")
+    assert [entry.logprob for entry in completion.prompt_logprobs] == [-1.5, -0.5]
+    assert (router.requests[0].n, router.requests[0].prompt_logprobs) == (2, 0)
+    assert router.requests[0].HasField("prompt_logprobs")
+
+
+def test_an_answer_without_its_end_is_an_error(router):
+    router.responses = [item for item in two_answers() if item.choice == 0]
+    router.responses[1].choice = 1
+    with BatonClient(router.address) as client, pytest.raises(Unavailable, match="ended before"):
+        client.generate("x", n=2)
 
 
 def test_every_call_carries_the_api_key(router):

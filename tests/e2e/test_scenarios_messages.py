@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import count
 
@@ -9,7 +10,7 @@ import pytest
 
 from core.errors import Unavailable
 from tests.engine.harness import make_prompt
-from tests.faults.stack import FaultStack, fault_stack
+from tests.faults.stack import FAILED, FaultStack, fault_stack
 
 pytestmark = pytest.mark.e2e
 
@@ -96,8 +97,9 @@ def test_messages_that_never_get_through_end_in_a_clear_error(
     stack: FaultStack, message: str
 ) -> None:
     faults = stack.faults[SENDERS[message]]
-    with faults.rule(f"{message}:before", "drop"), pytest.raises(Unavailable, match="a fault"):
+    with faults.rule(f"{message}:before", "drop"), pytest.raises(Unavailable, match=FAILED):
         stack.ask(make_prompt(150, seed=100 + next(seeds)), 20)
+    assert "a fault" in stack.router.log()
     stack.check_recovered()
 
 
@@ -152,8 +154,10 @@ def test_blocks_that_are_always_damaged_end_in_a_clear_error(stack: FaultStack) 
     prompt = make_prompt(150, seed=100 + next(seeds))
     with (
         stack.faults["decode-0"].rule("pull:after", "corrupt"),
-        pytest.raises(Unavailable, match=r"did not arrive as it was computed|gave the hand-off up"),
+        pytest.raises(Unavailable, match=FAILED),
     ):
         stack.ask(prompt, 20)
+    reason = r"did not arrive as it was computed|gave the hand-off up"
+    assert re.search(reason, stack.router.log())
     assert stack.ask(prompt, 20).token_ids == stack.reference(prompt, 20)
     stack.check_recovered()

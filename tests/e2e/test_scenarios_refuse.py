@@ -9,7 +9,7 @@ import pytest
 from core.errors import InternalError, InvalidArgument, TransferError, Unavailable
 from tests.engine.harness import make_prompt
 from tests.faults.dispatcher import Dispatcher, make_dispatch
-from tests.faults.stack import FaultStack, fault_stack
+from tests.faults.stack import FAILED, FaultStack, fault_stack
 
 pytestmark = pytest.mark.e2e
 
@@ -61,9 +61,10 @@ def test_when_decode_cannot_read_after_prefill_is_done_prefill_is_freed_at_once(
 def test_when_decode_can_never_read_the_client_gets_a_clear_error(stack: FaultStack) -> None:
     with (
         stack.faults["decode-0"].rule("pull:before", "fail"),
-        pytest.raises(Unavailable, match="the read was refused"),
+        pytest.raises(Unavailable, match=FAILED),
     ):
         stack.ask(make_prompt(150, seed=2), 20)
+    assert "the read was refused" in stack.router.log()
     stack.check_idle(AT_ONCE_S)
     stack.check_recovered()
 

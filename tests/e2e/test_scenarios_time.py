@@ -13,7 +13,7 @@ from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from core.errors import Unavailable
 from tests.engine.harness import make_prompt
 from tests.faults.control import eventually
-from tests.faults.stack import FaultStack, fault_stack
+from tests.faults.stack import FAILED, FaultStack, fault_stack
 
 pytestmark = pytest.mark.e2e
 
@@ -49,8 +49,9 @@ def test_when_every_read_is_late_every_request_gets_a_clear_error(stack: FaultSt
     with stack.faults["decode-0"].rule("pull:before", "delay", seconds=2):
         answers = [stack.begin(make_prompt(40, seed), 10) for seed in range(6)]
         for answer in answers:
-            with pytest.raises(Unavailable, match="lease"):
+            with pytest.raises(Unavailable, match=FAILED):
                 answer.result()
+    assert "lease" in stack.router.log()
     stack.check_recovered()
 
 

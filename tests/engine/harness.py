@@ -69,6 +69,12 @@ def run_with_logprobs(engine: Engine, sequence: Sequence) -> list[SampledToken]:
     return tokens
 
 
+def reference_logprobs(model: transformers.PreTrainedModel, prompt: list[int]) -> torch.Tensor:
+    """What transformers gives the token after each of `prompt`: [tokens - 1, vocab_size]."""
+    with torch.no_grad():
+        return model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+
+
 def reference_tokens(
     model: transformers.PreTrainedModel, prompt: list[int], num_outputs: int = 12
 ) -> list[int]:

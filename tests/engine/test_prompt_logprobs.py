@@ -11,7 +11,7 @@ from engine.batch import Logprobs
 from engine.engine import Engine
 from engine.sequence import Sequence
 from tests import tiny_models
-from tests.engine.harness import make_engine, make_prompt, make_sequence, run
+from tests.engine.harness import make_engine, make_prompt, make_sequence, reference_logprobs, run
 
 NUM_TOP = 3
 
@@ -23,14 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected():  # type: ignore[no-untyped-def]
-    """Prompt -> log-probabilities [tokens - 1, vocab_size] of what follows each token."""
     model = tiny_models.random_model(tiny_models.VARIANTS["llama"])
-
-    def compute(prompt: list[int]) -> torch.Tensor:
-        with torch.no_grad():
-            return model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
-
-    return compute
+    return lambda prompt: reference_logprobs(model, prompt)
 
 
 def scored(prompt: list[int], name: str = "scored") -> Sequence:

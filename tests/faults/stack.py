@@ -24,6 +24,8 @@ from tests.engine.harness import make_prompt
 from tests.faults.control import AnyFault, WorkerFaults
 
 ROOT = Path(__file__).parents[2]
+FAILED = "the workers that served the request have failed; send it again"
+"""What a client is told then; the router's log has the reason."""
 SILENCE_S = 2.5
 """After so long a suspended worker counts as lost; half of the default, to save time."""
 ROUTER_ARGS = (

@@ -55,7 +55,7 @@ class Bench:
             )
         )
         if place:
-            ticket.placed("p", "d")
+            ticket.placed("p", "d", num_prompt_tokens)
         return ticket
 
     async def begin(self, *args, **demand):
@@ -109,6 +109,23 @@ async def test_the_next_goes_when_prefill_comes_near_the_end_of_its_work():
     (await second).close(8)
     first.close(8)
     assert bench.admission.queued() == {}
+    assert bench.admission.ledger.num_inflight == 0
+
+
+async def test_a_class_without_a_share_is_told_when_others_have_gone_first_for_too_long():
+    bench = Bench()
+    running = await bench.admit(num_prompt_tokens=1000)
+    bronze = Tenant("b", "bronze", ServiceClass(share=0.0, ttft_limit_s=0.05))
+    overtaken = await bench.begin(bronze)
+    waiting = [await bench.begin(gold()), await bench.begin(silver(ttft_limit_s=0.05))]
+    with pytest.raises(ResourceExhausted, match="others went first") as caught:
+        await overtaken
+    assert caught.value.retry_after_s >= 0.05
+    assert bench.admission.counters.refused == {"ttft": 1}
+    assert bench.admission.queued().keys() == {"gold", "silver"}
+    assert not any(task.done() for task in waiting)
+    await cancel(waiting)
+    running.close(8)
     assert bench.admission.ledger.num_inflight == 0
 
 

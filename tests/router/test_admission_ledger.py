@@ -5,7 +5,7 @@ import math
 import pytest
 
 from baton.v1 import types_pb2
-from router.admission_ledger import InFlight, Ledger
+from router.admission_ledger import InFlight, Ledger, Workers
 
 
 def ledger(num_prefill=1, num_decode=1, prefill_ahead_s=0.25):
@@ -21,7 +21,7 @@ def item(num_tokens=1000):
 def send(made, one=None, prefill="p0", decode="d0", now=0.0):
     one = one or item()
     made.released(one)
-    made.placed(one, prefill, decode, now)
+    made.placed(one, Workers(prefill, decode), one.num_tokens, now)
     return one
 
 
@@ -88,7 +88,7 @@ def test_a_worker_that_was_not_measured_counts_as_the_mean_of_others():
 def test_an_attempt_that_failed_leaves_its_workers():
     made = ledger(num_prefill=2)
     one = send(made, prefill="p0")
-    made.placed(one, "p1", "d0", now=1.0)
+    made.placed(one, Workers("p1", "d0"), one.num_tokens, now=1.0)
     assert made.prefill_tokens == 1000
     made.prefilled(one, now=2.0)
     made.ended(one, now=3.0)
@@ -173,3 +173,14 @@ def test_blocks_become_free_as_fast_as_requests_leave():
     made.ended(one, now=6.0)
     assert made.blocks_per_s() == 20
     assert made.blocks_short(39, now=0.0) == 49
+
+
+def test_what_others_have_there_is_counted_above_what_is_to_be_computed_of_ones_own():
+    made = ledger(prefill_ahead_s=0.1)
+    one = item(num_tokens=1000)
+    made.released(one)
+    made.placed(one, Workers("p0", "d0"), num_uncached=100, now=0.0)
+    made.reported("p0", load(queued_tokens=600), now=0.1)
+    assert made.prefill_tokens == 1000 + 500
+    made.prefilled(one, now=0.2)
+    assert made.prefill_tokens == 500

@@ -1,5 +1,6 @@
 """Requests that no pod can serve are answered by an endpoint elsewhere, if it can honour them."""
 
+import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ from router.fallback import Fallback, FallbackConfig
 from router.settings import RouterSettings
 from router.tenants import ServiceClass, Tenant
 from tests.model_folder import write_model_folder
-from tests.router.stack import prompt, stack
+from tests.router.stack import prompt, stack, wait_for
 
 GOLD = Tenant("g", "gold", ServiceClass(share=0.7))
 
@@ -155,7 +156,7 @@ async def test_an_answer_that_breaks_off_or_makes_no_sense_is_an_error(serve, co
 
 async def test_after_its_first_words_the_break_is_told(serve):
     async with serve(Endpoint(events(piece("Par")))) as s:
-        with pytest.raises(Unavailable, match="the fallback's answer has no end"):
+        with pytest.raises(Unavailable, match="the fallback broke off; send the request again"):
             await s.ask(prompt())
 
 
@@ -197,6 +198,39 @@ async def test_a_tenant_over_its_quota_is_not_sent_elsewhere(serve, tmp_path):
         with pytest.raises(ResourceExhausted):
             await s.ask(prompt())
     assert endpoint.asked == []
+
+
+async def test_what_the_endpoint_answers_counts_in_the_tenants_quotas(serve, tmp_path):
+    path = tmp_path / "tenants.yaml"
+    path.write_text("default: {class: gold, tokens_per_min: 600, max_concurrent: 9}")
+    used = {"choices": [], "usage": {"prompt_tokens": 500, "completion_tokens": 90}}
+    endpoint = Endpoint(events(piece("Paris", "stop"), used))
+    async with serve(endpoint, tenants=path) as s:
+        await s.ask(prompt(max_tokens=1))
+        await wait_for(lambda: not s.router._quotas._in_flight)
+        with pytest.raises(ResourceExhausted) as caught:
+            await s.ask(prompt(max_tokens=1))
+    assert caught.value.field == "tokens_per_min"
+
+
+async def test_who_is_served_by_the_endpoint_is_in_flight(serve, tmp_path, monkeypatch):
+    path = tmp_path / "tenants.yaml"
+    path.write_text("default: {class: gold, max_concurrent: 1}")
+    async with serve(Endpoint(), tenants=path) as s:
+        answering = asyncio.Event()
+
+        async def answer_never(*_):
+            answering.set()
+            await asyncio.Event().wait()
+
+        fallback = s.router._table._shared.fallback
+        monkeypatch.setattr(fallback, "_answer", answer_never)
+        first = s.stub.Generate(prompt())
+        await answering.wait()
+        with pytest.raises(ResourceExhausted) as caught:
+            await s.ask(prompt())
+        first.cancel()
+    assert caught.value.field == "max_concurrent"
 
 
 async def test_a_missing_key_is_told_at_start(tmp_path):

@@ -10,6 +10,7 @@ from core.errors import (
     AlreadyExists,
     Cancelled,
     DeadlineExceeded,
+    FailedPrecondition,
     InternalError,
     InvalidArgument,
     ResourceExhausted,
@@ -133,10 +134,19 @@ async def test_a_retry_continues_without_a_missing_or_repeated_token(serve, faul
     assert first.request_id == second.request_id
 
 
+async def test_workers_that_do_not_fit_together_are_the_operators_business(serve, caplog):
+    fault = FailedPrecondition("fingerprints of decode-0 and prefill-0 differ")
+    script = Script(reply=list(REPLY), num_decode_tokens=0, fault=fault)
+    async with serve(script=script) as s:
+        with pytest.raises(FailedPrecondition, match="do not fit together; the router's log"):
+            await s.ask(prompt())
+    assert "fingerprints of decode-0 and prefill-0 differ" in caplog.text
+
+
 async def test_after_three_attempts_the_client_gets_the_error(serve):
     script = Script(reply=list(REPLY), num_decode_tokens=0, fault=Unavailable("gone"))
     async with serve(script=script) as s:
-        with pytest.raises(Unavailable, match="gone"):
+        with pytest.raises(Unavailable, match="have failed; send it again"):
             await s.ask(prompt())
         assert [item.attempt for item in s.decodes[0].dispatches] == [1, 2, 3]
 

@@ -8,7 +8,8 @@ import pytest
 from core.errors import ResourceExhausted
 from core.redis_client import connect_redis
 from core.tasks import TaskSet
-from router.quotas import Bucket, Quotas
+from router.buckets import Bucket
+from router.quotas import Charge, Quotas
 from router.tenants import Quota, ServiceClass, Tenant
 from tests.router.stack import wait_for
 
@@ -162,6 +163,45 @@ async def test_requests_that_began_without_redis_count_when_it_is_back(redis_ser
         await quotas._renew()
         assert (await refused(other, who)).field == "max_concurrent"
         quotas.settle(charge, 1)
+
+
+async def test_a_request_is_charged_once_however_often_redis_is_asked(redis_server):
+    who = tenant(tokens_per_min=1000)
+    async with router(redis_server) as quotas:
+        for _ in range(2):
+            await quotas.take(who, "a", 500)
+        await quotas.take(who, "b", 500)
+
+
+@pytest.mark.parametrize("ends", ["at once", "later", "not"])
+async def test_what_redis_took_without_saying_so_is_given_back(redis_server, ends):
+    who = tenant(tokens_per_min=1000)
+    async with router(redis_server) as quotas, router(redis_server, "r1") as other:
+        await quotas._renew()
+        script = quotas._take_script
+
+        async def take_and_say_nothing(**given):
+            await script(**given)
+            raise TimeoutError
+
+        quotas._take_script = take_and_say_nothing
+        charge = await quotas.take(who, "a", 900)
+        if ends == "later":
+            quotas._resume_at = 0.0
+        if ends != "not":
+            quotas.settle(charge, 900)
+            await wait_for(lambda: not quotas._tasks._tasks)
+        if ends != "later":
+            await quotas._renew()
+        await other.take(who, "b", 900)
+
+
+async def test_nothing_is_given_back_that_was_never_taken(redis_server):
+    who = tenant(tokens_per_min=1000)
+    async with router(redis_server) as quotas:
+        await quotas.take(who, "a", 900)
+        await quotas._settle(Charge(who, "b", 900), 900)
+        await refused(quotas, who, num_tokens=900)
 
 
 def test_a_bucket_fills_up_to_its_burst():

@@ -10,7 +10,6 @@ import pytest
 from baton.v1 import types_pb2
 from core.errors import InvalidArgument, Unavailable, from_exception
 from core.sampling import choice_seed
-from tests import tiny_models
 from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, Result, pair
 
@@ -19,11 +18,6 @@ SEED = 44
 the nearest comes within 9e-6, and a prefill's KV differs from a decode's by some 3e-7."""
 SEEDED = {"temperature": 1.0, "seed": SEED}
 GREEDY: dict[str, object] = {}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.build(tmp_path_factory.mktemp("models") / "llama")
 
 
 async def lone(

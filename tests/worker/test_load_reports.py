@@ -8,14 +8,8 @@ from pathlib import Path
 import pytest
 
 from prefill_svc import service as prefill_service
-from tests import tiny_models
 from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, pair
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.build(tmp_path_factory.mktemp("models") / "llama")
 
 
 async def until(condition) -> None:  # type: ignore[no-untyped-def]

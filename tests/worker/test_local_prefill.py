@@ -15,11 +15,6 @@ from tests.worker.pair import Pair, Result, pair
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.build(tmp_path_factory.mktemp("models") / "llama")
-
-
-@pytest.fixture(scope="module")
 def expected():  # type: ignore[no-untyped-def]
     model = tiny_models.random_model(tiny_models.VARIANTS["llama"])
     return lambda prompt, num_outputs=8: reference_tokens(model, prompt, num_outputs)

@@ -1,5 +1,6 @@
 """What a worker sends to its routers, and when it gives one up."""
 
+import asyncio
 import contextlib
 
 import pytest
@@ -18,7 +19,11 @@ class Hub:
     def __init__(self):
         self.state = READY
         self.lost = []
-        self.hub = OutputHub(lambda: (types_pb2.Load(running=1), self.state), self.lost.append)
+        self.load = types_pb2.Load(running=1)
+        self.hub = OutputHub(self._report, self.lost.append)
+
+    def _report(self):
+        return types_pb2.Load.FromString(self.load.SerializeToString()), self.state
 
 
 async def test_outputs_of_one_moment_travel_in_one_message():
@@ -29,6 +34,47 @@ async def test_outputs_of_one_moment_travel_in_one_message():
             h.hub.publish("r", worker_pb2.SequenceOutput(output_index=index))
         assert [output.output_index for output in (await anext(messages)).outputs] == [0, 1, 2]
     assert h.lost == ["r"]
+
+
+async def test_a_load_that_falls_after_the_last_outputs_is_told_soon(monkeypatch):
+    monkeypatch.setattr(outputs, "REPORT_INTERVAL_S", 60.0)
+    h = Hub()
+    async with contextlib.aclosing(h.hub.attach("r")) as messages, asyncio.timeout(10):
+        await anext(messages)
+        h.hub.publish("r", worker_pb2.SequenceOutput())
+        assert (await anext(messages)).load.running == 1
+        # The task of the last request ends after its outputs are on their way.
+        h.load.running = 0
+        last = await anext(messages)
+    assert (last.load.running, len(last.outputs)) == (0, 0)
+
+
+async def test_a_router_that_takes_the_worker_for_idle_hears_of_anothers_requests(monkeypatch):
+    monkeypatch.setattr(outputs, "REPORT_INTERVAL_S", 60.0)
+    h = Hub()
+    h.load.running = 0
+    async with (
+        contextlib.aclosing(h.hub.attach("a")) as own,
+        contextlib.aclosing(h.hub.attach("b")) as other,
+        asyncio.timeout(10),
+    ):
+        await anext(own)
+        await anext(other)
+        h.load.running = 1
+        h.hub.publish("a", worker_pb2.SequenceOutput(accepted=True))
+        assert (await anext(other)).load.running == 1
+
+
+async def test_without_changes_there_is_one_report_an_interval(monkeypatch):
+    monkeypatch.setattr(outputs, "CHANGE_INTERVAL_S", 0.01)
+    h = Hub()
+    async with contextlib.aclosing(h.hub.attach("r")) as messages:
+        await anext(messages)
+        coming = asyncio.ensure_future(anext(messages))
+        done, _ = await asyncio.wait({coming}, timeout=0.2)
+        assert not done
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
 
 
 async def test_the_last_message_of_a_worker_that_stops_says_so():

@@ -9,27 +9,16 @@ import torch
 
 from baton.v1 import types_pb2
 from tests import tiny_models
-from tests.engine.harness import make_prompt
+from tests.engine.harness import make_prompt, reference_logprobs
 from tests.worker.pair import pair
 
 CHUNKS: dict[str, object] = {"max_num_batched_tokens": 64, "max_num_seqs": 8}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.build(tmp_path_factory.mktemp("models") / "llama")
-
-
-@pytest.fixture(scope="module")
 def expected():  # type: ignore[no-untyped-def]
-    """Prompt -> log-probabilities [tokens - 1, vocab_size] of what follows each token."""
     model = tiny_models.random_model(tiny_models.VARIANTS["llama"])
-
-    def compute(prompt: list[int]) -> torch.Tensor:
-        with torch.no_grad():
-            return model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
-
-    return compute
+    return lambda prompt: reference_logprobs(model, prompt)
 
 
 def check(found: list[types_pb2.TokenLogprobs], prompt: list[int], expected: torch.Tensor) -> None:

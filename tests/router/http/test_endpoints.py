@@ -1,6 +1,7 @@
 """Models, tokenize and detokenize, health, metrics."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -41,6 +42,44 @@ async def test_detokenize_refuses_what_is_no_token(serve, token_id):
         response = await s.http.post("/detokenize", json={"tokens": [1, token_id]})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"prompt": "x" * 128}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 128}]}, "messages"),
+        ("/detokenize", {"tokens": [1] * 128}, "tokens"),
+    ],
+)
+async def test_no_more_is_tokenized_or_detokenized_than_a_prompt_may_have(serve, path, body, param):
+    async with serve() as s:
+        response = await s.http.post(path, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == param
+
+
+async def test_tokenizing_counts_as_a_request_of_the_tenant(serve, tmp_path):
+    path = tmp_path / "tenants.yaml"
+    path.write_text("default: {requests_per_s: 0.001}")
+    async with serve(tenants=path) as s:
+        first = await s.http.post("/tokenize", json={"prompt": "a"})
+        second = await s.http.post("/detokenize", json={"tokens": [1]})
+    assert (first.status_code, second.status_code) == (200, 429)
+    assert int(second.headers["retry-after"]) > 100
+
+
+async def test_detokenizing_runs_beside_the_event_loop(serve, monkeypatch):
+    threads = []
+    async with serve() as s:
+        tokenizer = s.stack.router._table._shared.tokenizer
+        monkeypatch.setattr(
+            tokenizer, "decode", lambda ids: threads.append(threading.current_thread()) or "text"
+        )
+        response = await s.http.post("/detokenize", json={"tokens": [1, 2]})
+    assert response.json() == {"prompt": "text"}
+    assert threads[0] is not threading.main_thread()
 
 
 async def test_health_follows_the_workers(serve):

@@ -49,6 +49,41 @@ async def test_a_wrong_prompt_among_others_refuses_the_request(serve, prompt):
     assert caught.value.param == "prompt"
 
 
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"content": "x" * 200}, "messages"),
+        ({"max_completion_tokens": 128}, "max_completion_tokens"),
+    ],
+)
+async def test_more_than_the_context_has_the_code_that_openai_gives_it(serve, parameters, param):
+    async with serve() as s:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await s.chat(**parameters)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", param)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        ("application/x-www-form-urlencoded", 415),
+        ("text/plain; charset=utf-8", 415),
+        ("Application/JSON; charset=utf-8", 200),
+        ("application/vnd.api+json", 200),
+    ],
+)
+async def test_a_body_that_says_it_is_no_json_is_refused(serve, content_type, status):
+    async with serve() as s:
+        response = await s.http.post(
+            "/v1/completions",
+            content=b'{"prompt": "a", "max_tokens": 1}',
+            headers={"content-type": content_type},
+        )
+    assert response.status_code == status
+    if status == 415:
+        assert response.json()["error"]["code"] == "unsupported_media_type"
+
+
 async def test_a_model_that_is_not_served_is_not_found(serve):
     async with serve() as s:
         with pytest.raises(openai.NotFoundError) as caught:
@@ -134,8 +169,12 @@ async def test_every_reply_has_the_request_id(serve):
     assert wrong.headers["x-request-id"] != "a b"
 
 
-async def test_unavailable_says_which_worker_is_gone(serve):
-    script = Script(list(REPLY), **HANGING, fault=Unavailable("decode is on fire"))
-    async with serve(script=script) as s:
-        with pytest.raises(openai.InternalServerError, match="decode is on fire"):
+async def test_unavailable_says_what_to_do_and_the_log_says_where_it_failed(serve, caplog):
+    fault = Unavailable("worker decode-0 at 10.0.0.7:50052 cannot be reached")
+    async with serve(script=Script(list(REPLY), **HANGING, fault=fault)) as s:
+        with pytest.raises(openai.InternalServerError) as caught:
             await s.complete()
+    told = caught.value.body["message"]
+    assert told == "the workers that served the request have failed; send it again"
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+    assert "10.0.0.7:50052" in caplog.text
