@@ -36,6 +36,7 @@ from router.demand_metrics import DemandMetrics
 from router.demand_publisher import DemandPublisher, RouterIdentity
 from router.demand_sampler import DemandSampler
 from router.fallback import Fallback, FallbackConfig
+from router.generation import Generation
 from router.http.app import HttpApi
 from router.http.bodies import WriteBatch
 from router.http.protocol import StreamProtocol
@@ -46,7 +47,6 @@ from router.placement import Placer
 from router.policies import make_policy
 from router.prefix_hints import PrefixHints
 from router.quotas import Quotas
-from router.request import Generation
 from router.requests import RequestTable
 from router.routing import RoutingCosts, RoutingCounters
 from router.routing_metrics import RoutingMetrics

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from baton.v1 import inference_pb2, worker_pb2
 from core.chat_template import ChatMessage
@@ -22,22 +21,18 @@ from core.errors import (
 )
 from core.logs import event
 from core.sampling import choice_seed
-from core.tokenizer import Tokenizer
-from router.admission import Admission, Ticket
+from router.admission import Ticket
 from router.admission_refusals import Demand
 from router.attach import WorkerLink
-from router.breaker import Breaker
 from router.choice import Choice, Pace
 from router.dispatch import Attempt, AttemptFailed, Placement
-from router.fallback import FALLBACK_NAME, Fallback
-from router.metrics import RouterMetrics
+from router.fallback import FALLBACK_NAME
+from router.generation import Generation
 from router.outputs import Outcome, OutputLog
-from router.placement import Placer, Sought
+from router.placement import Sought
 from router.quotas import Charge
-from router.tenant_file import TenantBook
 from router.tenants import Tenant
 from router.validate import (
-    ModelLimits,
     ResolvedRequest,
     check_request,
     complete_request,
@@ -53,45 +48,6 @@ _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
 _FAILED_RETRY_S = 1.0
 """For clients whose request has failed so often: workers that have died are ejected by then."""
-
-
-class StreamIds:
-    """Numbers for sequences, under which workers send their tokens; none comes twice."""
-
-    def __init__(self) -> None:
-        self._next = 1
-
-    def take(self, count: int) -> int:
-        """The first of `count` consecutive new ones."""
-        first, self._next = self._next, self._next + count
-        return first
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What every request of this router shares."""
-
-    router_id: str
-    tokenizer: Tokenizer
-    limits: ModelLimits
-    """With the model's own context length; the pool may know a shorter one."""
-    placer: Placer
-    tenants: TenantBook
-    admission: Admission
-    breaker: Breaker
-    fallback: Fallback
-    worker_wait_s: float
-    """How long a request waits in all while no worker of a role is ready."""
-    rng: random.Random
-    metrics: RouterMetrics
-    stream_ids: StreamIds = field(default_factory=StreamIds)
-
-    def current_limits(self) -> ModelLimits:
-        """The model's limits or, if less, what the attached workers can hold."""
-        pool_len = self.placer.pool.max_model_len
-        if pool_len is None or pool_len >= self.limits.max_model_len:
-            return self.limits
-        return replace(self.limits, max_model_len=pool_len)
 
 
 @dataclass

@@ -21,8 +21,9 @@ from baton.v1 import inference_pb2
 from core.api_keys import DEFAULT_TENANT
 from core.errors import AlreadyExists, Cancelled, Unavailable
 from core.logs import event
+from router.generation import Generation
 from router.outputs import Follower
-from router.request import Generation, RequestRun
+from router.request import RequestRun
 
 logger = logging.getLogger(__name__)
 

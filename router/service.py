@@ -12,8 +12,8 @@ from core.errors import BatonError
 from core.model_folder import ModelFolder
 from core.rpc import pod_errors
 from router.attach import WorkerLink
+from router.generation import Generation
 from router.outputs import MAX_TOKENS_PER_CHUNK, Follower
-from router.request import Generation
 from router.requests import RequestTable
 from router.validate import check_request_id
 

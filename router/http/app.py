@@ -14,6 +14,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.demand import Totals
+from router.generation import Generation
 from router.http.answer import answer
 from router.http.call import Call
 from router.http.errors import CLIENT_LEFT, ClientLeft, HttpError, to_http
@@ -29,7 +30,6 @@ from router.http.parameters import (
 from router.http.parse import parse_body
 from router.http.tokens import detokenized, tokenized
 from router.quotas import Charge
-from router.request import Generation
 from router.requests import RequestTable
 
 MAX_HEADER_BYTES = 32 << 10

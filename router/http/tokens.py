@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from core.chat_template import ChatMessage
+from router.generation import Generation
 from router.http.jobs import chat_messages, check_model
 from router.http.parameters import DetokenizeBody, TokenizeBody
-from router.request import Generation
 from router.validate import check_prompt_length, check_token_ids
 
 
