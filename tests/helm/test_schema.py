@@ -74,6 +74,10 @@ def test_a_wrong_value_is_refused_by_name(value, helm):
             ["tls.mode=certManager", "tls.certManager.issuerRef.kind=ClusterIssuer"],
             "issuerRef.name must be given",
         ),
+        (
+            ["tls.mode=certManager", "tls.certManager.issuerRef.group=example.com"],
+            "issuerRef.name must be given",
+        ),
     ],
 )
 def test_values_that_do_not_go_together_are_refused(values, message):

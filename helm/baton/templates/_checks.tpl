@@ -40,8 +40,9 @@
 {{- if and .certManager.issuerRef.name (ne .mode "certManager") -}}
 {{- fail "tls.certManager.issuerRef is for tls.mode certManager" -}}
 {{- end -}}
-{{- if and (not .certManager.issuerRef.name) (ne .certManager.issuerRef.kind "Issuer") -}}
-{{- fail "tls.certManager.issuerRef.name must be given with its kind" -}}
+{{- $issuer := .certManager.issuerRef -}}
+{{- if and (not $issuer.name) (or (ne $issuer.kind "Issuer") (ne $issuer.group "cert-manager.io")) -}}
+{{- fail "tls.certManager.issuerRef.name must be given with its kind and group" -}}
 {{- end -}}
 {{- end -}}
 
