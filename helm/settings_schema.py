@@ -34,6 +34,10 @@ SET_BY_CHART = frozenset(
         "release",
         "served_model_name",
         "tenants",
+        "tls_ca",
+        "tls_cert",
+        "tls_key",
+        "tls_name",
         "worker_id",
     }
 )

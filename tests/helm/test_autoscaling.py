@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
+from router.demand import Totals
 from tests.helm.rendering import environment, refusal, render
 
 
@@ -86,6 +89,13 @@ def test_keda_asks_the_router_itself():
         "valueLocation": "prefill_prompts",
         "targetValue": "2",
     }
+
+
+def test_keda_finds_its_numbers_in_what_the_router_answers():
+    rendering = render("autoscaling.source=keda", "autoscaling.decode.targets.blocks=3000")
+    triggers = [one for each in rendering.all("ScaledObject") for one in each["spec"]["triggers"]]
+    wanted = [one["metadata"]["valueLocation"] for one in triggers]
+    assert sorted(wanted) == sorted(field.name for field in fields(Totals))
 
 
 @pytest.mark.parametrize("source", ["keda", "prometheus", "none"])

@@ -12,7 +12,11 @@ from tests.helm.rendering import CHART, EXAMPLES, HELM_3, HELM_4, render, run_he
 
 KUBERNETES = ("1.27", "1.31", "1.34", "1.37")
 SOURCES = ("builtin", "keda", "prometheus", "none")
-CUSTOM_KINDS = {"ScaledObject", "ServiceMonitor", "PrometheusRule"}
+CUSTOM_KINDS = {"ScaledObject", "ServiceMonitor", "PrometheusRule", "Certificate", "Issuer"}
+TLS = {
+    "secret": ("tls.mode=secret", "tls.secretName=certs"),
+    "certManager": ("tls.mode=certManager",),
+}
 EVERYTHING = (
     "metrics.serviceMonitor.enabled=true",
     "metrics.dashboard.enabled=true",
@@ -25,6 +29,8 @@ EVERYTHING = (
     "kvDomain.topologyKey=rack",
     "rdma.enabled=true",
     "nvlink.mode=host",
+    "tls.mode=certManager",
+    "tls.certManager.issuerRef.name=serving",
 )
 
 
@@ -39,6 +45,11 @@ def check_all(rendering, kubernetes):
             check(json.dumps(manifest, sort_keys=True), kubernetes)
 
 
+def in_order(rendering):
+    key = lambda one: (one["kind"], one["metadata"]["name"])  # noqa: E731
+    return sorted(rendering.manifests, key=key)
+
+
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
 @pytest.mark.parametrize("example", [None, *EXAMPLES], ids=lambda file: file.stem if file else "-")
@@ -47,11 +58,6 @@ def test_every_object_is_valid_and_the_same_in_both_helms(example, kubernetes, s
     value = f"autoscaling.source={source}"
     of_helm_3 = render(value, files=files, helm=HELM_3, kubernetes=kubernetes)
     of_helm_4 = render(value, files=files, helm=HELM_4, kubernetes=kubernetes)
-
-    def in_order(rendering):
-        key = lambda one: (one["kind"], one["metadata"]["name"])  # noqa: E731
-        return sorted(rendering.manifests, key=key)
-
     check_all(of_helm_4, kubernetes)
     assert in_order(of_helm_3) == in_order(of_helm_4)
 
@@ -59,6 +65,18 @@ def test_every_object_is_valid_and_the_same_in_both_helms(example, kubernetes, s
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
 def test_every_object_is_valid_with_all_options_on(kubernetes):
     check_all(render(*EVERYTHING, kubernetes=kubernetes), kubernetes)
+
+
+@pytest.mark.parametrize("kubernetes", KUBERNETES)
+@pytest.mark.parametrize("mode", TLS)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
+def test_every_object_is_valid_with_mutual_tls(example, mode, kubernetes):
+    of_helm_3, of_helm_4 = (
+        render(*TLS[mode], files=[example], helm=helm, kubernetes=kubernetes)
+        for helm in (HELM_3, HELM_4)
+    )
+    check_all(of_helm_4, kubernetes)
+    assert in_order(of_helm_3) == in_order(of_helm_4)
 
 
 def test_the_check_is_strict():

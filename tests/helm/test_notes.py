@@ -22,9 +22,10 @@ def test_the_notes_show_a_first_call_through_the_service():
 def test_the_notes_warn_of_open_doors():
     assert "everybody who reaches the router may call it" in notes()
     assert "can read and write KV" in notes("networkPolicy.enabled=false")
+    assert "talk in plain text, and believe whoever calls: tls.mode is off" in notes()
 
 
 def test_the_notes_are_quiet_about_closed_ones_and_show_the_key():
-    text = notes("router.apiKeysSecret.name=keys")
+    text = notes("router.apiKeysSecret.name=keys", "tls.mode=certManager")
     assert "WARNING" not in text
     assert "-H 'authorization: Bearer KEY'" in text

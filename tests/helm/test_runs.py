@@ -1,4 +1,7 @@
-"""The pods of an example as processes here: commands, environment, probes and `helm test`."""
+"""The pods of an example as processes here: commands, environment, probes and `helm test`.
+
+They talk by mutual TLS, which their probes and `helm test` know nothing of.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ import sys
 from pathlib import Path
 
 import grpc
+import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from client.processes import Child, ProcessSpec
 from tests import tiny_models
 from tests.helm.rendering import ROOT, environment, render
+from tests.pki import Authority, identity
 from tests.redis_server import free_port
 
 pytestmark = pytest.mark.e2e
@@ -35,8 +40,27 @@ def spec(rendering, component, own):
     return ProcessSpec(component, (sys.executable, *arguments), env=env)
 
 
-async def is_serving(port):
-    """What the kubelet's gRPC probe asks."""
+def certificate(folder, authority):
+    """Where the files of a Secret are that cert-manager would make, instead of at /tls."""
+    identity(folder, authority)
+    names = {"CERT": "tls.crt", "KEY": "tls.key", "CA": "ca.crt"}
+    return {f"BATON_TLS_{name}": str(folder / file) for name, file in names.items()}
+
+
+def own_ports(component, ports):
+    """Where a service listens. `ports` are ours, by what the pod calls its own."""
+    if component == "router":
+        return {"BATON_PORT": str(ports[50051]), "BATON_HTTP_PORT": str(ports["http"])}
+    return {"BATON_PORT": "0", "BATON_METRICS_PORT": str(ports[f"{component}-metrics"])}
+
+
+async def passes(probe, ports):
+    """Whether the kubelet would be content."""
+    if "httpGet" in probe:
+        url = f"http://127.0.0.1:{ports[probe['httpGet']['port']]}{probe['httpGet']['path']}"
+        async with httpx2.AsyncClient() as http:
+            return (await http.get(url)).is_success
+    port = ports[probe["grpc"]["port"]]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         answer = await check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=30)
@@ -59,8 +83,9 @@ async def helm_test(rendering, port):
 
 async def test_the_pods_of_the_cpu_example_generate_a_token(tmp_path, redis_server):
     tiny_models.build(tmp_path / "tiny", "llama")
-    rendering = render(files=[EXAMPLE])
-    ports = {component: free_port() for component in (*COMPONENTS, "http")}
+    rendering = render("tls.mode=certManager", files=[EXAMPLE])
+    authority = Authority("release")
+    ports = {port: free_port() for port in (50051, "http", "prefill-metrics", "decode-metrics")}
     children = []
     try:
         for component in COMPONENTS:
@@ -68,14 +93,17 @@ async def test_the_pods_of_the_cpu_example_generate_a_token(tmp_path, redis_serv
                 "BATON_MODEL": str(tmp_path / "tiny"),
                 "BATON_REDIS_URL": redis_server.url,
                 "BATON_ADVERTISE_HOST": "127.0.0.1",
-                "BATON_PORT": str(ports[component]),
-                "BATON_HTTP_PORT": str(ports["http"]),
+                **own_ports(component, ports),
+                **certificate(tmp_path / f"{component}-tls", authority),
             }
             children.append(Child(spec(rendering, component, own), tmp_path))
             await children[-1].start()
         await asyncio.gather(*(child.ready() for child in children))
-        assert [await is_serving(ports[component]) for component in COMPONENTS] == [True] * 3
-        answer = json.loads(await helm_test(rendering, ports["router"]))
+        for component in COMPONENTS:
+            container = rendering.container(component)
+            for probe in ("readinessProbe", "livenessProbe"):
+                assert await passes(container[probe], ports), (component, probe)
+        answer = json.loads(await helm_test(rendering, ports[50051]))
     finally:
         for child in children:
             child.send_signal(9)

@@ -35,6 +35,13 @@ WRONG = {
     "redis.external.url=redis://:secret@host": "url",
     "router.image.digest=sha256:12": "digest",
     "fullnameOverride=Chat": "fullnameOverride",
+    "tls.mode=on": "mode",
+    "tls.secretName=Certs_1": "secretName",
+    "tls.certManager.duration=90d": "duration",
+    "tls.certManager.issuerRef.kind=clusterissuer": "kind",
+    "tls.certManager.issuerRef.colour=blue": "colour",
+    "router.settings.tls_cert=/cert": "tls_cert",
+    "worker.settings.tls_name=other": "tls_name",
 }
 
 
@@ -59,6 +66,18 @@ def test_a_wrong_value_is_refused_by_name(value, helm):
         (["nvlink.mode=host", "nvlink.decodeGpu=0"], "must differ"),
         (["nvlink.mode=paired", "decode.gpu.count=2"], "decode.gpu.count must be 1"),
         (["nvlink.resourceClaimTemplate=two"], "is for nvlink.mode paired"),
+        (["tls.mode=secret"], "tls.secretName must be given"),
+        (["tls.secretName=certs"], "is for tls.mode secret"),
+        (["tls.mode=certManager", "tls.secretName=certs"], "is for tls.mode secret"),
+        (["tls.certManager.issuerRef.name=serving"], "is for tls.mode certManager"),
+        (
+            ["tls.mode=certManager", "tls.certManager.issuerRef.kind=ClusterIssuer"],
+            "issuerRef.name must be given",
+        ),
+        (
+            ["tls.mode=certManager", "tls.certManager.issuerRef.group=example.com"],
+            "issuerRef.name must be given",
+        ),
     ],
 )
 def test_values_that_do_not_go_together_are_refused(values, message):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from core.settings import load_settings
 from helm import settings_schema
+from router.metrics_adapter.settings import AdapterSettings
 from router.settings import RouterSettings
 from tests.helm.rendering import EXAMPLES, environment, render
 from worker.settings import WorkerSettings
@@ -46,13 +48,33 @@ def test_a_worker_understands_its_environment(example, role, monkeypatch):
     assert read_settings.device == ("cpu" if example.stem == "cpu" else "cuda")
 
 
+@pytest.mark.parametrize(
+    ("component", "cls"),
+    [("router", RouterSettings), ("prefill", WorkerSettings), ("decode", WorkerSettings)],
+)
+def test_a_service_finds_its_certificate_where_it_is_mounted(component, cls, monkeypatch):
+    rendering = render("tls.mode=certManager")
+    settings = read(monkeypatch, cls, rendering.settings(component), rendering.container(component))
+    assert (settings.tls_cert, settings.tls_key, settings.tls_ca) == (
+        Path("/tls/tls.crt"),
+        Path("/tls/tls.key"),
+        Path("/tls/ca.crt"),
+    )
+    certificate = rendering.get("Certificate", "chat-baton-tls")["spec"]
+    assert certificate["dnsNames"] == [settings.tls_name]
+
+
 def test_every_variable_is_one_that_the_service_reads():
     known = {
         "router": RouterSettings.model_fields.keys() | settings_schema.SET_BY_CHART,
         "prefill": WorkerSettings.model_fields.keys() | settings_schema.SET_BY_CHART,
         "decode": WorkerSettings.model_fields.keys() | settings_schema.SET_BY_CHART,
     }
-    rendering = render("router.apiKeysSecret.name=keys", "router.tenantsSecret.name=tenants")
+    rendering = render(
+        "router.apiKeysSecret.name=keys",
+        "router.tenantsSecret.name=tenants",
+        "tls.mode=certManager",
+    )
     for component, fields in known.items():
         names = {*rendering.settings(component), *environment(rendering.container(component))}
         settings = {name.removeprefix("BATON_").lower() for name in names if "BATON_" in name}
@@ -60,12 +82,11 @@ def test_every_variable_is_one_that_the_service_reads():
 
 
 def test_an_adapter_understands_its_environment(monkeypatch):
-    settings = pytest.importorskip("router.metrics_adapter.settings")
     container = render("autoscaling.adapter.tls.existingSecret=cert").container("adapter")
     own = {name for name in environment(container) if name.startswith("BATON_")}
-    fields = settings.AdapterSettings.model_fields
+    fields = AdapterSettings.model_fields
     assert {name.removeprefix("BATON_").lower() for name in own} <= fields.keys()
-    adapter = read(monkeypatch, settings.AdapterSettings, {}, container)
+    adapter = read(monkeypatch, AdapterSettings, {}, container)
     assert (adapter.port, adapter.service_name) == (6443, "chat-baton-adapter")
 
 

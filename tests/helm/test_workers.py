@@ -10,16 +10,19 @@ ROLES = ("prefill", "decode")
 
 
 @pytest.mark.parametrize(("role", "port"), [("prefill", 50052), ("decode", 50053)])
-def test_a_role_runs_its_service_and_is_ready_by_grpc_health(role, port):
+def test_a_role_runs_its_service_at_its_port(role, port):
     worker = render().container(role)
     assert worker["args"] == ["python", "-m", f"{role}_svc"]
-    assert worker["readinessProbe"]["grpc"] == {"port": port}
     assert render().settings(role)["BATON_PORT"] == str(port)
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_draining_is_no_reason_to_kill_a_worker(role):
-    assert "tcpSocket" in render().container(role)["livenessProbe"]
+def test_draining_makes_a_worker_unready_and_is_no_reason_to_kill_it(role):
+    # While it drains, /health says 503 and /metrics goes on (tests/worker/test_metrics.py).
+    worker = render().container(role)
+    assert worker["readinessProbe"]["httpGet"]["path"] == "/health"
+    assert worker["livenessProbe"]["httpGet"]["path"] == "/metrics"
+    assert worker["startupProbe"]["httpGet"]["path"] == "/metrics"
 
 
 def test_a_worker_has_the_time_to_load_that_it_was_given():

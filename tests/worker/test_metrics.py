@@ -83,12 +83,13 @@ async def test_blocks_in_use_show_while_a_sequence_runs(folder: Path) -> None:
         both.abort("runs")
 
 
-async def test_health_follows_the_workers_state(folder: Path) -> None:
+async def test_a_draining_worker_is_not_healthy_and_goes_on_to_answer(folder: Path) -> None:
     async with pair(folder) as both:
         server = HttpServer(metrics_app(both.decode.host.figures), "127.0.0.1", 0)
-        url = f"http://{await server.start()}/health"
-        async with httpx2.AsyncClient() as http:
-            assert (await http.get(url)).status_code == 200
+        address = await server.start()
+        async with httpx2.AsyncClient(base_url=f"http://{address}") as http:
+            assert (await http.get("/health")).status_code == 200
             await both.decode.host.begin_draining()
-            assert (await http.get(url)).status_code == 503
+            assert (await http.get("/health")).status_code == 503
+            assert (await http.get("/metrics")).status_code == 200
         await server.stop()

@@ -2,6 +2,7 @@
 {{- define "baton.checks" -}}
 {{- include "baton.checkModel" .Values.model -}}
 {{- include "baton.checkRedis" .Values.redis -}}
+{{- include "baton.checkTls" .Values.tls -}}
 {{- include "baton.checkAutoscaling" .Values.autoscaling -}}
 {{- include "baton.checkGrace" .Values.router -}}
 {{- include "baton.checkNvlink" . -}}
@@ -26,6 +27,22 @@
 {{- end -}}
 {{- if not (or .enabled $isExternal) -}}
 {{- fail "redis.enabled is false: give redis.external.url or redis.external.urlSecret.name" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.checkTls" -}}
+{{- if and (eq .mode "secret") (not .secretName) -}}
+{{- fail "tls.secretName must be given while tls.mode is secret" -}}
+{{- end -}}
+{{- if and .secretName (ne .mode "secret") -}}
+{{- fail "tls.secretName is for tls.mode secret" -}}
+{{- end -}}
+{{- if and .certManager.issuerRef.name (ne .mode "certManager") -}}
+{{- fail "tls.certManager.issuerRef is for tls.mode certManager" -}}
+{{- end -}}
+{{- $issuer := .certManager.issuerRef -}}
+{{- if and (not $issuer.name) (or (ne $issuer.kind "Issuer") (ne $issuer.group "cert-manager.io")) -}}
+{{- fail "tls.certManager.issuerRef.name must be given with its kind and group" -}}
 {{- end -}}
 {{- end -}}
 

@@ -82,28 +82,32 @@ resources:
     - {name: tmp, mountPath: /tmp}
     - {name: shm, mountPath: /dev/shm}
     {{- with include "baton.modelMount" .root | trim }}{{ . | nindent 4 }}{{ end }}
+    {{- with include "baton.tlsMount" .root | trim }}{{ . | nindent 4 }}{{ end }}
     {{- with .values.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end -}}
 
 {{/*
-Ready = gRPC health. Alive = it listens: a worker that drains is not serving, and is not to be
-killed for it; one whose parts have failed ends by itself.
+Asked at the port of the metrics, which is plain HTTP with mutual TLS, too. Ready = it takes new
+work. Started and alive = it answers at all: a worker that drains says 503 to /health, and is
+not to be killed for it; one whose parts have failed ends by itself.
 */}}
 {{- define "baton.workerProbes" -}}
-{{- $port := include "baton.workerPort" .role -}}
+{{- $port := printf "%s-metrics" .role -}}
 startupProbe:
-  grpc: {port: {{ $port }}}
+  httpGet: {path: /metrics, port: {{ $port }}}
   periodSeconds: 5
+  timeoutSeconds: 5
   failureThreshold: {{ divf .values.startupSeconds 5 | ceil | int }}
 readinessProbe:
-  grpc: {port: {{ $port }}}
+  httpGet: {path: /health, port: {{ $port }}}
   periodSeconds: 2
   failureThreshold: 2
 livenessProbe:
-  tcpSocket: {port: {{ $port }}}
+  httpGet: {path: /metrics, port: {{ $port }}}
   periodSeconds: 10
+  timeoutSeconds: 5
   failureThreshold: 6
 {{- end -}}
 
@@ -117,6 +121,7 @@ volumes:
   - name: shm
     emptyDir: {medium: Memory, sizeLimit: {{ .values.sharedMemory }}}
   {{- with include "baton.modelVolume" .root | trim }}{{ . | nindent 2 }}{{ end }}
+  {{- with include "baton.tlsVolume" .root | trim }}{{ . | nindent 2 }}{{ end }}
   {{- with .values.extraVolumes }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

@@ -78,6 +78,7 @@ data:
   BATON_DRAIN_TIMEOUT_S: {{ sub $values.terminationGracePeriodSeconds 5 | quote }}
   BATON_DEVICE: {{ gt (int $values.gpu.count) 0 | ternary "cuda" "cpu" }}
   {{- with include "baton.redisData" .root | trim }}{{ . | nindent 2 }}{{ end }}
+  {{- with include "baton.tlsData" .root | trim }}{{ . | nindent 2 }}{{ end }}
   {{- with include "baton.settingsData" $values.settings | trim }}{{ . | nindent 2 }}{{ end }}
 {{- end -}}
 
@@ -98,7 +99,7 @@ spec:
     - name: grpc
       port: {{ include "baton.workerPort" .role }}
       targetPort: {{ .role }}-grpc
-      appProtocol: kubernetes.io/h2c
+      appProtocol: {{ empty (include "baton.tlsSecret" .root) | ternary "kubernetes.io/h2c" "https" }}
     - name: metrics
       port: {{ include "baton.workerMetricsPort" .role }}
       targetPort: {{ .role }}-metrics
