@@ -2,7 +2,8 @@
 
 UCX writes its choice down when it first reads from (or sends to) a kind of peer, as a table
 whose last row is for large messages. A kind that it has met before gets no second table, so
-a log tells which ways a process uses, and not which peer has which.
+a log tells which ways a process uses, and not which peer has which. Of messages (ucxx) it is
+the sender that knows, and what it writes down is what it expects the receiver to agree to.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.v1 import types_pb2, worker_pb2
 from core.errors import BatonError, Unavailable
@@ -113,6 +113,10 @@ class LinkWatch:
     def _static_routes(self) -> tuple[str, ...]:
         return ("tcp/sockets",) if self._probe.transport.name == "tcp" else ()
 
+    async def _routes(self) -> tuple[str, ...]:
+        found = () if self._log is None else await asyncio.to_thread(self._log.routes)
+        return self._static_routes() + found
+
     async def run(self, registry: Registry, own: Callable[[], types_pb2.WorkerRecord]) -> None:
         """Looks again and again."""
         while True:
@@ -123,9 +127,7 @@ class LinkWatch:
         """Once: reads from peers that may serve `own`, if need be, and judges."""
         if not self.verdict.is_found and self._log is not None:
             await self._probe_peers(registry, own)
-        routes = self._static_routes()
-        if self._log is not None:
-            routes += await asyncio.to_thread(self._log.routes)
+        routes = await self._routes()
         before, self.verdict = self.verdict, LinkVerdict(self.verdict.required, routes, True)
         if before.routes != routes:
             event(logger, logging.INFO, "kv_routes", routes=", ".join(routes))
@@ -136,7 +138,7 @@ class LinkWatch:
         await self._on_change()
 
     async def _probe_peers(self, registry: Registry, own: types_pb2.WorkerRecord) -> None:
-        """Those of the other role, each life once; stops where one cannot be reached."""
+        """Those of the other role, each life once, until a link is fast enough."""
         try:
             records = await registry.list()
         except Unavailable:
@@ -155,3 +157,5 @@ class LinkWatch:
                 event(logger, logging.WARNING, "kv_probe", peer=record.worker_id, error=error)
                 continue
             self._probed.add(life)
+            if replace(self.verdict, routes=await self._routes()).is_found:
+                return

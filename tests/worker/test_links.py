@@ -86,7 +86,7 @@ def test_only_slower_links_keep_a_worker_from_ready(verdict: LinkVerdict, is_kep
 
 
 async def test_a_worker_reads_from_its_peers_until_one_is_fast_enough() -> None:
-    network = Network({"P0": "tcp/eth0", "P1": "cma/memory"})
+    network = Network({"P0": "tcp/eth0", "P1": "cma/memory", "P2": "cma/memory"})
     watch = network.watch("shared-memory")
     assert await network.look(watch) == ""
     await network.look(watch)
