@@ -20,7 +20,8 @@ from typing import Protocol
 from bench.raw_socket import socket_pair
 from bench.relay import relay
 from kvtransfer.local_peer import LocalPeer
-from kvtransfer.measure import paired, ucx_log, ucx_route
+from kvtransfer.measure import paired
+from kvtransfer.routes import ucx_log
 
 SOCKET = "socket"
 CLONE_NEWPID = 0x20000000
@@ -117,7 +118,7 @@ async def _take_turns(pipe: Connection, way: Way, shape: tuple[int, int]) -> Non
                     memcpy_s = pair.memcpy(num_blocks) if is_copy_first else 0.0
                     pull_s = await pair.pull(num_blocks)
                     memcpy_s = memcpy_s or pair.memcpy(num_blocks)
-                    pipe.send(Turn(pull_s, memcpy_s, ucx_route(log)))
+                    pipe.send(Turn(pull_s, memcpy_s, next(iter(log.routes()), None)))
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,8 @@ import statistics
 import sys
 
 from core.errors import BatonError
-from kvtransfer.measure import local_pair, ucx_log, ucx_route
+from kvtransfer.measure import local_pair
+from kvtransfer.routes import ucx_log
 from kvtransfer.select import AUTO, TRANSPORTS, choose_transport, installed_transports
 
 NOTES = {
@@ -63,9 +64,9 @@ async def _measure(arguments: argparse.Namespace) -> None:
             for _ in range(arguments.repetitions):
                 pulls.append(await pair.pull())
                 memcpys.append(pair.memcpy())
-        route = ucx_route(log)
+        routes = log.routes()
     pull_s, memcpy = statistics.median(pulls), statistics.median(memcpys)
-    _say(f"{shape[0]} blocks of {shape[1]} bytes over {name}, {route or 'sockets'}")
+    _say(f"{shape[0]} blocks of {shape[1]} bytes over {name}, {' and '.join(routes) or 'sockets'}")
     _say(f"{num_bytes / pull_s / 1e9:.2f} GB/s, {memcpy / pull_s:.2f} of memcpy")
 
 

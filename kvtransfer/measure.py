@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import os
 import random
-import re
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
 
 from core.errors import TransferError
 from kvtransfer.base import BlockCopy, Transport
@@ -21,9 +17,6 @@ from kvtransfer.select import make_transport
 PULL_TIMEOUT_S = 60.0
 WIRE_UP_S = 0.3
 """How long a new connection is left alone before its first read."""
-
-_UCX_READ_TABLE = re.compile(r"remote memory read by ucp_get.*\n(?:.*\n){3}(.*)")
-_UCX_SEND_TABLE = re.compile(r"message by ucp_tag_send\* from.*\n(?:.*\n){3}(.*\.\.inf .*)")
 
 
 class LocalPair:
@@ -88,26 +81,6 @@ async def paired(peer: LocalPeer) -> AsyncIterator[LocalPair]:
         yield LocalPair(reader, shape.agent, pool)
     finally:
         await reader.close()
-
-
-@contextlib.contextmanager
-def ucx_log() -> Iterator[Path]:
-    """Lets UCX write down its choices; before the process loads UCX, and for all of it."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ucx.log"
-        os.environ.update(UCX_PROTO_INFO="y", UCX_LOG_FILE=str(path))
-        yield path
-
-
-def ucx_route(log: Path) -> str | None:
-    """What UCX moves large blocks over, such as "cma/memory" or "tcp/lo"; None when the log
-    does not tell."""
-    if not log.exists():
-        return None
-    ctypes.CDLL(None).fflush(None)  # UCX leaves the log in the C library's buffer.
-    text = log.read_text()
-    match = _UCX_READ_TABLE.search(text) or _UCX_SEND_TABLE.search(text)
-    return match.group(1).strip(" |").rpartition("|")[2].strip() if match else None
 
 
 def copy_blocks_s(source: HostPool, destination: HostPool, copies: Sequence[BlockCopy]) -> float:

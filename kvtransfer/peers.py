@@ -121,6 +121,11 @@ class PeerDirectory:
             raise Unavailable(f"{peer.worker_id} has restarted since this was dispatched")
         return reply
 
+    def link_speeds(self) -> dict[str, float]:
+        """Bytes per second by worker id, of the peers from which enough was read to tell."""
+        speeds = {name: peer.link.estimate().bytes_per_s for name, peer in self._peers.items()}
+        return {name: speed for name, speed in speeds.items() if speed > 0}
+
     async def close(self) -> None:
         """Forgets every peer."""
         peers, self._peers = list(self._peers.values()), {}

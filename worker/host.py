@@ -27,8 +27,10 @@ from engine.engine import Engine
 from kvtransfer.base import Transport
 from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity, PeerDirectory
+from kvtransfer.routes import UcxLog
 from worker.convert import stats_to_proto
 from worker.engine_loop import EngineLoop, StepObserver
+from worker.links import LinkProbe, LinkWatch
 from worker.metrics import WorkerCounters, WorkerFigures
 from worker.outputs import OutputHub
 from worker.requests import RequestKey
@@ -98,6 +100,8 @@ class Parts:
     identity: Identity
     tls: Tls | None = None
     """For calls between services; None: not encrypted."""
+    ucx_log: UcxLog | None = None
+    """Where UCX writes down which way KV moves; None: it does not."""
 
 
 class WorkerHost:
@@ -132,6 +136,12 @@ class WorkerHost:
         self._redis = connect_redis(settings.redis_url)
         self._registry = Registry(self._redis)
         self._set_serving = set_serving
+        self.links = LinkWatch(
+            settings.kv_require,
+            LinkProbe(parts.transport, self.peers, parts.engine.pool, self.tasks, self._on_room),
+            parts.ucx_log,
+            self._update_state,
+        )
         self._index = PrefixIndexWriter(
             self._redis,
             parts.identity.worker_id,
@@ -151,8 +161,10 @@ class WorkerHost:
 
     def require_ready(self) -> None:
         """Raises Unavailable when no new request may come here."""
-        if self.state != types_pb2.WORKER_STATE_READY:
-            raise Unavailable(f"{self.identity.worker_id} takes no new requests")
+        if not self.is_ready:
+            reason = self.links.verdict.reason
+            shown = f": {reason}" if reason else ""
+            raise Unavailable(f"{self.identity.worker_id} takes no new requests{shown}")
 
     def install(self, service: RoleService, server: grpc.aio.Server) -> None:
         """Registers the worker's services; before the server starts."""
@@ -163,11 +175,12 @@ class WorkerHost:
     def start(self, address: str) -> None:
         """Begins to serve under `address`."""
         self.address = address
-        self.state = types_pb2.WORKER_STATE_READY
+        self.state = self._state_now()
         self.vital = [
             self.tasks.start(self.loop.run(self.service)),
             self.tasks.start(self._heartbeat()),
             self.tasks.start(self._index.run()),
+            self.tasks.start(self.links.run(self._registry, self.record)),
         ]
         event(logger, logging.INFO, "ready", worker_id=self.identity.worker_id, address=address)
 
@@ -179,11 +192,21 @@ class WorkerHost:
             await self._registry.publish(self.record())
 
     async def _update_state(self) -> None:
-        takes_work = not (self._is_draining or self._is_exhausted)
-        ready, draining = types_pb2.WORKER_STATE_READY, types_pb2.WORKER_STATE_DRAINING
-        self.state = ready if takes_work else draining
+        self.state = self._state_now()
         self.hub.report()
-        await self._set_serving(takes_work)
+        await self._set_serving(self.is_ready)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests may come here."""
+        return self.state == types_pb2.WORKER_STATE_READY
+
+    def _state_now(self) -> types_pb2.WorkerState.ValueType:
+        if self._is_draining or self._is_exhausted:
+            return types_pb2.WORKER_STATE_DRAINING
+        # Not draining: routers would take that for a goodbye.
+        is_kept = bool(self.links.verdict.reason)
+        return types_pb2.WORKER_STATE_STARTING if is_kept else types_pb2.WORKER_STATE_READY
 
     async def stop(self) -> None:
         """Leaves the registry, ends every request, and frees what they hold."""
@@ -239,6 +262,9 @@ class WorkerHost:
         self._note_cache_events()
         self.service.on_room()
 
+    def _on_room(self) -> None:
+        self.service.on_room()
+
     def _note_cache_events(self) -> None:
         stored, removed = self.engine.pool.drain_events()
         if stored or removed:
@@ -259,13 +285,15 @@ class WorkerHost:
         return WorkerFigures(
             load=self.load(),
             counters=self.counters,
-            is_ready=self.state == types_pb2.WORKER_STATE_READY,
+            is_ready=self.is_ready,
             info={
                 "worker": self.identity.worker_id,
                 "role": types_pb2.Role.Name(self.service.role).removeprefix("ROLE_").lower(),
                 "model_digest": self.identity.fingerprint.model,
                 "kv_transport": self.transport.name,
             },
+            kv_routes=self.links.verdict.routes,
+            link_bytes_per_s=self.peers.link_speeds(),
         )
 
     def record(self) -> types_pb2.WorkerRecord:
@@ -360,6 +388,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             state=host.state,
             load=host.load(),
             kv_transport=host.transport.name,
+            links_reason=host.links.verdict.reason,
         )
         if request.audit:
             errors = host.engine.scheduler.audit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
@@ -22,6 +23,7 @@ from engine.kv_cache import LAYOUT_NAME
 from kvtransfer.base import MemoryRegion, Transport
 from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity
+from kvtransfer.routes import ucx_log
 from kvtransfer.select import make_transport
 from worker.drain import drain
 from worker.host import Parts, RoleService, WorkerHost
@@ -46,7 +48,8 @@ def run(prog: str, make_service: ServiceFactory) -> int:
 
 async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None:
     tls = load_tls(settings)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="device") as device:
+    log = contextlib.nullcontext() if settings.kv_require is None else ucx_log()
+    with log as ucx, ThreadPoolExecutor(1, thread_name_prefix="device") as device:
         engine, digest = await asyncio.get_running_loop().run_in_executor(device, _load, settings)
         epoch = time.time_ns() // 1000
         region = _memory_region(settings, engine)
@@ -56,7 +59,7 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None
         fingerprint = _fingerprint(engine, digest, transport)
         identity = Identity(settings.worker_id, epoch, fingerprint)
         await transport.start()
-        parts = Parts(engine, device, transport, BlockDigests(region), identity, tls)
+        parts = Parts(engine, device, transport, BlockDigests(region), identity, tls, ucx)
         server = RpcServer(settings.host, settings.port, tls)
         host = WorkerHost(settings, parts, server.set_serving)
         host.install(make_service(host), server.grpc_server)
@@ -64,8 +67,8 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None
         try:
             metrics_address = await metrics.start() if metrics is not None else None
             address = await server.start(["baton.v1.Worker", *host.service.grpc_services])
-            await server.set_serving(True)
             host.start(_advertised(settings, address))
+            await server.set_serving(host.is_ready)
             settle_heap()
             shown = f" metrics={metrics_address}" if metrics_address else ""
             sys.stdout.write(f"ready grpc={address} worker_id={settings.worker_id}{shown}\n")

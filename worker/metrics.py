@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from baton.v1 import types_pb2
+from kvtransfer.routes import link_kind
 
 
 @dataclass
@@ -51,6 +52,9 @@ class WorkerFigures:
     is_ready: bool = False
     info: dict[str, str] = field(default_factory=dict)
     """Constant: id, role, model, KV transport."""
+    kv_routes: tuple[str, ...] = ()
+    link_bytes_per_s: dict[str, float] = field(default_factory=dict)
+    """By worker id."""
 
 
 class WorkerMetrics(Collector):
@@ -71,6 +75,7 @@ class WorkerMetrics(Collector):
         yield from _blocks(figures.load.blocks)
         yield from _engine(figures.counters)
         yield from _transfers(figures.counters)
+        yield from _links(figures)
 
 
 def _load(load: types_pb2.Load) -> Iterable[Metric]:
@@ -165,6 +170,25 @@ def _transfers(counters: WorkerCounters) -> Iterable[Metric]:
     )
     for name, text, value in totals:
         yield CounterMetricFamily(name, text, value=value)
+
+
+def _links(figures: WorkerFigures) -> Iterable[Metric]:
+    routes = GaugeMetricFamily(
+        "baton_kv_transport_info",
+        "1 for each way that KV was found to move; with UCX only where --kv-require is given",
+        labels=["link", "route"],
+    )
+    for route in figures.kv_routes:
+        routes.add_metric([link_kind(route).label, route], 1)
+    yield routes
+    speeds = GaugeMetricFamily(
+        "baton_kv_link_bytes_per_second",
+        "Speed of reads from another worker, of late",
+        labels=["peer"],
+    )
+    for peer, bytes_per_s in figures.link_bytes_per_s.items():
+        speeds.add_metric([peer], bytes_per_s)
+    yield speeds
 
 
 def metrics_app(figures: Callable[[], WorkerFigures]) -> ASGIApp:

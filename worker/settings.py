@@ -40,6 +40,12 @@ class WorkerSettings(TlsSettings):
         "auto",
         description="Backend of KV transfers; auto: the first of the others that is installed.",
     )
+    kv_require: Literal["any", "rdma", "shared-memory", "cuda-ipc"] | None = Field(
+        None,
+        description="Find out which way KV moves, and take no new request while only slower "
+        "links than this one were found; any only reports. cuda-ipc is directly between GPUs, "
+        "which may be PCIe. Default: leave UCX, and what it logs, alone.",
+    )
     kv_verify: Literal["always", "sampled", "off"] | None = Field(
         None,
         description="Compare digests of transferred blocks: all, some or none of them; "

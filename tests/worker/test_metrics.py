@@ -12,7 +12,7 @@ from core.http_server import HttpServer
 from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, Worker, pair
 from tests.worker.reads import until
-from worker.metrics import metrics_app
+from worker.metrics import WorkerFigures, metrics_app
 
 
 async def scrape(subject: Worker) -> dict[str, float]:
@@ -24,6 +24,17 @@ async def scrape(subject: Worker) -> dict[str, float]:
     await server.stop()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     return {" ".join([s.name, *list(s.labels.values())[:1]]): s.value for s in samples}
+
+
+async def test_links_are_told_by_route_and_by_peer() -> None:
+    figures = WorkerFigures(kv_routes=("rc_mlx5/mlx5_0:1",), link_bytes_per_s={"p0": 2e9})
+    server = HttpServer(metrics_app(lambda: figures), "127.0.0.1", 0)
+    address = await server.start()
+    async with httpx2.AsyncClient() as http:
+        lines = (await http.get(f"http://{address}/metrics")).text.splitlines()
+    await server.stop()
+    assert 'baton_kv_transport_info{link="rdma",route="rc_mlx5/mlx5_0:1"} 1.0' in lines
+    assert 'baton_kv_link_bytes_per_second{peer="p0"} 2e+09' in lines
 
 
 async def hand_off(both: Pair) -> None:

@@ -443,6 +443,7 @@ class WorkerStatus(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     KV_TRANSPORT_FIELD_NUMBER: _builtins.int
     AUDIT_FIELD_NUMBER: _builtins.int
+    LINKS_REASON_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     role: _types_pb2.Role.ValueType
     address: _builtins.str
@@ -450,6 +451,8 @@ class WorkerStatus(_message.Message):
     epoch: _builtins.int
     state: _types_pb2.WorkerState.ValueType
     kv_transport: _builtins.str
+    links_reason: _builtins.str
+    """Why its links keep it from taking new requests; empty when they do not."""
     @_builtins.property
     def load(self) -> _types_pb2.Load: ...
     @_builtins.property
@@ -468,10 +471,11 @@ class WorkerStatus(_message.Message):
         load: _types_pb2.Load | None = ...,
         kv_transport: _builtins.str = ...,
         audit: Global___Audit | None = ...,
+        links_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "audit", b"audit", "epoch", b"epoch", "id", b"id", "kv_transport", b"kv_transport", "load", b"load", "pid", b"pid", "role", b"role", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "audit", b"audit", "epoch", b"epoch", "id", b"id", "kv_transport", b"kv_transport", "links_reason", b"links_reason", "load", b"load", "pid", b"pid", "role", b"role", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
