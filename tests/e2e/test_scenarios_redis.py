@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import wait
@@ -9,6 +10,11 @@ from concurrent.futures import wait
 import pytest
 
 from core.errors import Unavailable
+from core.fingerprint import hash_scope
+from core.hashing import block_hashes
+from core.prefix_index import PrefixIndexReader
+from core.redis_client import connect_redis
+from core.registry import Registry
 from tests.engine.harness import make_prompt
 from tests.faults.control import eventually
 from tests.faults.stack import FaultStack, fault_stack
@@ -34,17 +40,32 @@ def restart_redis(stack: FaultStack) -> None:
     stack.redis.wait_ready()
 
 
-def is_credited(stack: FaultStack, prompt: list[int]) -> bool:
-    """Whether requests for a prompt that one prefill worker holds all go there."""
-    routes = [stack.ask(prompt, 4).route for _ in range(6)]
-    return len({route.prefill_worker for route in routes}) == 1 and routes[0].cached_tokens > 0
+def credit(stack: FaultStack, prompt: list[int]) -> dict[str, int]:
+    """How many blocks of a prompt the index says that each worker holds.
+
+    Asked of the index itself: where requests go depends on load, too.
+    """
+
+    async def ask() -> dict[str, int]:
+        redis = connect_redis(stack.redis_url)
+        try:
+            records = await Registry(redis).list()
+            scope = hash_scope(records[0].fingerprint)
+            hashes = block_hashes(prompt, records[0].fingerprint.block_size, scope)
+            candidates = {record.worker_id: record.epoch for record in records}
+            return await PrefixIndexReader(redis).lookup(hashes, candidates)
+        finally:
+            await redis.aclose()
+
+    return asyncio.run(ask())
 
 
 def test_requests_go_on_while_redis_is_dead_and_after_it_came_back_empty(
     stack: FaultStack,
 ) -> None:
     prompt = make_prompt(200)
-    stack.ask(prompt, 4)
+    home = stack.ask(prompt, 4).route.prefill_worker
+    assert eventually(lambda: credit(stack, prompt).get(home) == 12)
     with stack.faults["decode-0"].hold("step", skip=5) as running:
         answer = stack.begin(make_prompt(60, seed=3), 30)
         running.wait()
@@ -56,7 +77,7 @@ def test_requests_go_on_while_redis_is_dead_and_after_it_came_back_empty(
     stack.redis.start()
     stack.redis.wait_ready()
     stack.check_recovered()
-    assert eventually(lambda: is_credited(stack, prompt)), "the index did not heal"
+    assert eventually(lambda: credit(stack, prompt).get(home) == 12), "the index did not heal"
     stack.check_recovered()
 
 
