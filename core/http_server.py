@@ -16,6 +16,8 @@ from core.errors import StartupError
 
 _KEEP_ALIVE_S = 75
 _STOP_GRACE_S = 2
+_ABORT_AFTER_S = 1.0
+"""After the grace, within which uvicorn should have ended by itself."""
 _BACKLOG = 2048
 
 
@@ -69,11 +71,20 @@ class HttpServer:
         return f"{shown_host}:{listener.getsockname()[1]}"
 
     async def stop(self, grace_s: int = _STOP_GRACE_S) -> None:
-        """Takes no new connection, and ends those that are open after `grace_s`."""
+        """Takes no new connection, and ends those that are open after `grace_s`.
+
+        A later call may shorten the grace of an earlier one.
+        """
         self._server.config.timeout_graceful_shutdown = grace_s
         self._server.should_exit = True
-        if self._serving is not None:
-            await self._serving
+        if self._serving is None:
+            return
+        done, _ = await asyncio.wait({self._serving}, timeout=grace_s + _ABORT_AFTER_S)
+        if not done:
+            # uvicorn goes by the grace of the first call.
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
+        await self._serving
 
 
 class _EmbeddedServer(uvicorn.Server):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.http.app import MAX_HEADER_BYTES
 from router.http.bodies import ChunkedBody, WriteBatch
@@ -23,6 +23,16 @@ class StreamProtocol(HttpToolsProtocol):
         self._batch = batch
         self._num_header_bytes = 0
         self._is_in_headers = True
+        self._unanswered: list[RequestResponseCycle] = []
+        """The request that is served, and those that were sent behind it."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # uvicorn tells the request that came last, which may not be the one that is served.
+        for cycle in self._unanswered:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -53,6 +63,8 @@ class StreamProtocol(HttpToolsProtocol):
         # The application's task has been made, and begins after this callback.
         if self.cycle is not None and self.cycle.scope is self.scope:
             self.scope["baton.body"] = ChunkedBody(self.cycle, self._batch)  # type: ignore[typeddict-unknown-key]
+            unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete]
+            self._unanswered = [*unanswered, self.cycle]
 
 
 def _raw_response(error: HttpError) -> bytes:

@@ -1,0 +1,32 @@
+"""How a service's HTTP server ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+from core.http_server import HttpServer
+
+_MORE_THAN_SOCKETS_HOLD = 32 << 20
+
+
+async def large(scope, receive, send) -> None:
+    """Sends more than a client takes that does not read."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for is_first in (True, False):
+        body = bytes(_MORE_THAN_SOCKETS_HOLD)
+        await send({"type": "http.response.body", "body": body, "more_body": is_first})
+
+
+async def test_a_second_stop_shortens_the_grace_of_the_first() -> None:
+    server = HttpServer(large, "127.0.0.1", 0)
+    address = await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+    writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    first = asyncio.ensure_future(server.stop(3600))
+    await asyncio.sleep(0.3)
+    assert not first.done()
+    async with asyncio.timeout(10):
+        await server.stop(0)
+        await first
+    writer.close()
