@@ -214,7 +214,12 @@ class Attempt:
         choice = self._open.get(output.choice)
         if choice is None:
             return
-        if not output.preempted:
+        if output.preempted:
+            if not self._is_handed_off:
+                # Prefill has not finished, may wait yet, and nobody wants its part any more.
+                self._must_abort = True
+                self._prefill_reported.set()
+        else:
             choice.receive(output)
             if not choice.is_finished:
                 return

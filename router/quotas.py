@@ -181,6 +181,8 @@ class Quotas:
                 await self._settle_script(keys=_keys(charge.tenant), args=args)
         except Unavailable as error:
             # The lease ends by itself, and a bucket heals within a minute.
+            if charge.is_in_doubt:
+                self._owed.append(charge)
             self._note_away(error)
 
     async def _renew(self) -> None:
@@ -188,7 +190,9 @@ class Quotas:
             args: list[str | float] = [LEASE_S, self._router_id]
             self._num_routers = await self._renew_script(keys=[_ROUTERS_KEY], args=args)
             while self._owed:
-                await self._give_back(self._owed.pop())
+                # Owed until it has been given back; others may come behind it meanwhile.
+                await self._give_back(self._owed[0])
+                del self._owed[0]
             for name, holding in list(self._in_flight.items()):
                 keys = _keys(holding.tenant)
                 for charge in [item for item in holding.charges.values() if item.is_in_doubt]:

@@ -4,8 +4,9 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+import redis
 
-from core.errors import ResourceExhausted
+from core.errors import ResourceExhausted, Unavailable
 from core.redis_client import connect_redis
 from core.tasks import TaskSet
 from router.buckets import Bucket
@@ -210,3 +211,29 @@ def test_a_bucket_fills_up_to_its_burst():
     assert bucket.wait_s(4, now=2.0) == 0.0
     bucket.wait_s(1, now=100.0)
     assert bucket.level == 10.0
+
+
+@pytest.mark.parametrize("fails_at", ["settling", "renewing"])
+async def test_what_redis_may_have_charged_is_owed_until_it_has_been_given_back(
+    redis_server, monkeypatch, fails_at
+):
+    async with router(redis_server) as quotas:
+        charge = await quotas.take(tenant(tokens_per_min=1000), "a", 900)
+        charge.is_in_doubt = True
+
+        async def fail(**kwargs):
+            raise redis.ConnectionError("away")
+
+        settle = quotas._settle_script
+        if fails_at == "renewing":
+            quotas._owed.append(charge)
+        monkeypatch.setattr(quotas, "_settle_script", fail)
+        if fails_at == "settling":
+            await quotas._settle(charge, 0)
+        else:
+            with pytest.raises(Unavailable):
+                await quotas._renew()
+        assert quotas._owed == [charge]
+        monkeypatch.setattr(quotas, "_settle_script", settle)
+        await quotas._renew()
+        assert quotas._owed == []
