@@ -14,7 +14,7 @@ from typing import Protocol
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
-from core.token_bytes import byte_alphabet
+from core.token_bytes import alphabet_bytes, byte_alphabet
 
 # A character has at most 4 bytes, so this many tokens without a whole one are no text.
 _MAX_PENDING_TOKENS = 32
@@ -58,14 +58,11 @@ class TokenTable(dict[int, str | None]):
         return text
 
     def bytes_of(self, token_id: int) -> bytes:
-        """As the library decodes them: a token outside the alphabet stands for itself."""
+        """What the token adds; special ones add nothing."""
         token = self._tokenizer.id_to_token(token_id)
         if token is None or token_id in self._special:
             return b""
-        try:
-            return bytes(self._byte_of[character] for character in token)
-        except KeyError:
-            return token.encode()
+        return alphabet_bytes(token, self._byte_of)
 
 
 class ByteLevelDetokenizer:

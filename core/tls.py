@@ -44,7 +44,7 @@ class Tls:
         self._cert, self._key, self._ca = cert, key, ca
         self._name = name
         self._stamp = self._stamps()
-        self._content = self._read()
+        self._read()
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """For a server that takes calls only from services of this deployment."""
@@ -71,17 +71,17 @@ class Tls:
             stamp = self._stamps()
             if stamp == self._stamp:
                 return None
-            content = self._read()
+            configuration = self._configuration()
         except StartupError as error:
             # Files that are being replaced; the old ones go on.
             event(logger, logging.ERROR, "certificate_unreadable", error=error.message)
             return None
-        self._stamp, self._content = stamp, content
+        self._stamp = stamp
         event(logger, logging.INFO, "certificate_replaced", path=self._cert)
-        return self._configuration()
+        return configuration
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        ca, key, cert = self._content
+        ca, key, cert = self._read()
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
 
     def _stamps(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tokenizers
@@ -39,7 +39,7 @@ class TokenBytes:
         if token is None:
             return b""
         if self._byte_of:
-            return bytes(self._byte_of[character] for character in token)
+            return alphabet_bytes(token, self._byte_of)
         match = _BYTE_TOKEN.fullmatch(token)
         if match:
             return bytes.fromhex(match[1])
@@ -50,6 +50,14 @@ def _kinds(decoder: dict[str, Any]) -> Iterator[str]:
     yield decoder["type"]
     for part in decoder.get("decoders", ()):
         yield from _kinds(part)
+
+
+def alphabet_bytes(token: str, byte_of: Mapping[str, int]) -> bytes:
+    """As the tokenizers library decodes it: a token outside the alphabet stands for itself."""
+    try:
+        return bytes(byte_of[character] for character in token)
+    except KeyError:
+        return token.encode()
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -31,6 +31,7 @@ from router.admission import Admission, AdmissionConfig
 from router.admission_metrics import AdmissionMetrics
 from router.breaker import Breaker
 from router.deletion_cost import DeletionCosts, pod_namespace
+from router.demand import Totals
 from router.demand_board import DemandBoard
 from router.demand_metrics import DemandMetrics
 from router.demand_publisher import DemandPublisher, RouterIdentity
@@ -118,10 +119,20 @@ class Router:
             InferenceService(self._table, generation, folder, settings.request_timeout_s),
             self._server.grpc_server,
         )
-        timeout_s = settings.request_timeout_s
+        self._deployment = (identity.release, identity.model)
         self._sampler = DemandSampler(board.sums, time.monotonic)
-        demand = partial(self._sampler.average, (identity.release, identity.model))
-        self._http = _http(settings, HttpApi(self._table, generation, timeout_s, demand))
+        self._is_sampling = False
+        timeout_s = settings.request_timeout_s
+        self._http = _http(
+            settings, HttpApi(self._table, generation, timeout_s, self._whole_demand)
+        )
+
+    async def _whole_demand(self) -> Totals:
+        """Sampled from the first question on, since most deployments never ask."""
+        if not self._is_sampling:
+            self._is_sampling = True
+            self._tasks.start(self._sampler.run())
+        return await self._sampler.average(self._deployment)
 
     def _register_figures(self, generation: Generation) -> None:
         """What Prometheus is told of the router's parts."""
@@ -141,8 +152,6 @@ class Router:
             self._tasks.start(part.run())
         for publisher in (self._exchange, self._demand):
             self._tasks.start(publisher.run())
-        if self._http is not None:
-            self._tasks.start(self._sampler.run())
         if (namespace := pod_namespace()) is not None:
             self._tasks.start(_keep_deletion_costs(self._pool, namespace))
         return Addresses(grpc, http)
