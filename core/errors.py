@@ -9,7 +9,8 @@ BatonError
 ├── FailedPrecondition    two pods do not fit together (fingerprints differ)
 ├── Unavailable           a worker, Redis or the network is away
 │   ├── Unreachable       a pod gives no answer
-│   └── TransferError     a KV read failed, or its lease did not hold
+│   ├── TransferError     a KV read failed, or its lease did not hold
+│   └── HandOffGivenUp    the other pod of a hand-off gave it up, and will say why
 ├── DeadlineExceeded      the request's time is over
 ├── Cancelled             the client left
 ├── InternalError         a bug: the message goes to the log, the client learns that much
@@ -76,6 +77,10 @@ class TransferError(Unavailable):
     """A KV read failed or may not be used."""
 
 
+class HandOffGivenUp(Unavailable):
+    """The other pod of a hand-off gave it up: what that pod says of it counts, not this."""
+
+
 class DeadlineExceeded(BatonError):
     """The time that the client gave is over."""
 
@@ -111,6 +116,7 @@ STATUS_TABLE: dict[type[BatonError], Status] = {
     Unavailable: Status(grpc.StatusCode.UNAVAILABLE, 503, True),
     Unreachable: Status(grpc.StatusCode.UNAVAILABLE, 503, True),
     TransferError: Status(grpc.StatusCode.UNAVAILABLE, 503, True),
+    HandOffGivenUp: Status(grpc.StatusCode.ABORTED, 503, True),
     DeadlineExceeded: Status(grpc.StatusCode.DEADLINE_EXCEEDED, 504, False),
     Cancelled: Status(grpc.StatusCode.CANCELLED, 499, False),
     InternalError: Status(grpc.StatusCode.INTERNAL, 500, False),

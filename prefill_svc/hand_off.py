@@ -8,8 +8,8 @@ import logging
 from baton.v1 import kv_transfer_pb2, types_pb2
 from core.errors import (
     BatonError,
+    HandOffGivenUp,
     InternalError,
-    TransferError,
     Unavailable,
     Unreachable,
     from_exception,
@@ -80,7 +80,7 @@ class HandOff:
                 news.first_tokens.extend(_first_tokens(firsts))
                 news.is_last = True
                 if not self._exports.announced(prompt.key):
-                    raise TransferError("decode gave the hand-off up")
+                    raise HandOffGivenUp("decode gave the hand-off up")
             await self._tell(prompt, news)
             if news.is_last:
                 return

@@ -20,7 +20,7 @@ from baton.v1 import (
     worker_pb2,
 )
 from core.errors import (
-    TransferError,
+    HandOffGivenUp,
     Unavailable,
 )
 from core.hashing import block_hashes
@@ -232,7 +232,7 @@ class PrefillService(RoleService):
         elif prompt is not None and not prompt.is_released:
             # Not silently: the revocation that follows may reach decode before decode has
             # told the router why.
-            self._requests.fail(key, TransferError("decode gave the hand-off up"))
+            self._requests.fail(key, HandOffGivenUp("decode gave the hand-off up"))
         self.on_room()
 
     def on_room(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.v1 import types_pb2, worker_pb2
-from core.errors import BatonError, from_detail, from_exception
+from core.errors import BatonError, HandOffGivenUp, Unavailable, from_detail, from_exception
 from core.logs import event
 from router.attach import TakeToken, WorkerLink
 from router.choice import Choice
@@ -24,6 +24,8 @@ from router.routing import Work
 logger = logging.getLogger(__name__)
 
 _PREFILL_REPORT_TIMEOUT_S = 0.5
+_REASON_TIMEOUT_S = 0.5
+"""For the word of the worker that gave a hand-off up, when its partner's comes first."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Attempt:
         self._prompt_logprobs: list[types_pb2.TokenLogprobs] = []
         self._must_abort = False
         self._is_handed_off = False
+        self._given_up: asyncio.TimerHandle | None = None
         self._first_token_at: float | None = None
         self.handoff_s: float | None = None
         """From prefill's first token until decode spoke; None without both."""
@@ -111,6 +114,8 @@ class Attempt:
             await self._wait_for_prefill_report()
         finally:
             self._ended.cancel()
+            if self._given_up is not None:
+                self._given_up.cancel()
             for number in range(self._num_choices):
                 placement.decode.leave_tokens(self._stream_id + number)
             for link in placement.links:
@@ -184,12 +189,22 @@ class Attempt:
         if self._ended.done():
             return
         if output.HasField("error"):
-            # A worker reports its partner's faults too, so both are suspects.
-            self._fail(from_detail(output.error), *self._placement.links)
+            self._take_error(from_detail(output.error))
         elif self._held is not None:
             self._hold(self._held, link, output)
         else:
             self._receive(link, output)
+
+    def _take_error(self, error: BatonError) -> None:
+        """Fails the attempt, in a while if the other worker has yet to say why it gave up."""
+        # A worker reports its partner's faults too, so both are suspects.
+        suspects = self._placement.links
+        if not isinstance(error, HandOffGivenUp):
+            self._fail(error, *suspects)
+        elif self._given_up is None:
+            self._given_up = asyncio.get_running_loop().call_later(
+                _REASON_TIMEOUT_S, self._fail, Unavailable(error.message), *suspects
+            )
 
     def _hold(
         self,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+import pytest
+
 from baton.v1 import worker_pb2
-from router.dispatch import Attempt
+from core.errors import HandOffGivenUp, Unavailable, to_detail
+from router.dispatch import Attempt, AttemptFailed
 from router.predicted_load import PredictedLoad
 from router.routing import Work
 
@@ -38,8 +41,7 @@ class Link:
         self.aborted.append(key)
 
 
-async def test_prefill_is_told_at_once_to_drop_it() -> None:
-    prefill, decode = Link("p"), Link("d")
+def attempt(prefill: Link, decode: Link) -> Attempt:
     placement = SimpleNamespace(
         prefill=prefill,
         decode=decode,
@@ -50,10 +52,39 @@ async def test_prefill_is_told_at_once_to_drop_it() -> None:
     )
     dispatch = worker_pb2.Dispatch(request_id="r", attempt=1, n=1, stream_id=1)
     choice = SimpleNamespace(is_finished=False)
-    subject = Attempt(dispatch, placement, [choice], lambda _: None)  # type: ignore[arg-type, list-item]
+    return Attempt(dispatch, placement, [choice], lambda _: None)  # type: ignore[arg-type, list-item]
+
+
+GAVE_UP = worker_pb2.SequenceOutput(error=to_detail(HandOffGivenUp("decode gave it up")))
+
+
+async def test_prefill_is_told_at_once_to_drop_it() -> None:
+    prefill, decode = Link("p"), Link("d")
+    subject = attempt(prefill, decode)
     running = asyncio.ensure_future(subject.run())
     await asyncio.sleep(0)
     subject.on_output(decode, worker_pb2.SequenceOutput(preempted=True))  # type: ignore[arg-type]
     async with asyncio.timeout(0.4):  # it waits for no report of prefill's
         await running
     assert prefill.aborted == decode.aborted == [("r", 1)]
+
+
+async def test_that_is_no_failure_when_prefill_speaks_first() -> None:
+    prefill, decode = Link("p"), Link("d")
+    subject = attempt(prefill, decode)
+    running = asyncio.ensure_future(subject.run())
+    await asyncio.sleep(0)
+    subject.on_output(prefill, GAVE_UP)  # type: ignore[arg-type]
+    subject.on_output(decode, worker_pb2.SequenceOutput(preempted=True))  # type: ignore[arg-type]
+    await running
+
+
+async def test_a_reason_that_never_comes_fails_the_attempt() -> None:
+    prefill, decode = Link("p"), Link("d")
+    subject = attempt(prefill, decode)
+    running = asyncio.ensure_future(subject.run())
+    await asyncio.sleep(0)
+    subject.on_output(prefill, GAVE_UP)  # type: ignore[arg-type]
+    with pytest.raises(AttemptFailed, match="decode gave it up") as failure:
+        await running
+    assert type(failure.value.error) is Unavailable
