@@ -25,6 +25,7 @@ from baton.v1 import inference_pb2, types_pb2, worker_pb2
 from client import BatonClient
 from client.launch_plan import UpConfig, make_plan, redis_process
 from client.processes import ProcessSpec, dying_with_parent
+from core.address import port_of
 from core.errors import Unavailable
 
 START_TIMEOUT_S = 60.0
@@ -143,7 +144,7 @@ class PodStack:
         ports = _fixed_ports(2 + config.num_prefill + config.num_decode)
         redis, self.redis_url = redis_process(run_dir, next(ports))
         self.address = f"127.0.0.1:{next(ports)}"
-        port = int(self.address.rpartition(":")[2])
+        port = port_of(self.address)
         plan = make_plan(replace(config, port=port, redis_url=self.redis_url), run_dir)
         self.redis = RedisPod(redis, run_dir, self.redis_url)
         self.router = Pod(plan.router, run_dir)

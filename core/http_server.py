@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from core.address import is_ipv6, join_host_port
 from core.errors import StartupError
 
 _KEEP_ALIVE_S = 75
@@ -53,22 +54,23 @@ class HttpServer:
 
     async def start(self) -> str:
         """Listens and returns `host:port`; port 0 takes a free one."""
-        is_ipv6 = ":" in self._host
-        shown_host = f"[{self._host}]" if is_ipv6 else self._host
         try:
             listener = socket.create_server(
                 (self._host, self._port),
-                family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+                family=socket.AF_INET6 if is_ipv6(self._host) else socket.AF_INET,
                 backlog=_BACKLOG,
+                # As gRPC does: "::" is for IPv4, too.
+                dualstack_ipv6=self._host == "::" and socket.has_dualstack_ipv6(),
             )
         except OSError as error:
             reason = error.strerror or error
-            raise StartupError(f"cannot listen on {shown_host}:{self._port}: {reason}") from error
+            address = join_host_port(self._host, self._port)
+            raise StartupError(f"cannot listen on {address}: {reason}") from error
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
         self._serving = loop.create_task(self._server.serve(sockets=[listener]))
         # A connection made before uvicorn accepts waits in the backlog.
-        return f"{shown_host}:{listener.getsockname()[1]}"
+        return join_host_port(self._host, listener.getsockname()[1])
 
     async def stop(self, grace_s: int = _STOP_GRACE_S) -> None:
         """Takes no new connection, and ends those that are open after `grace_s`.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
-import ipaddress
 import logging
 import signal
 import sys
@@ -21,6 +20,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from core.address import join_host_port
 from core.errors import (
     ERROR_METADATA_KEY,
     BatonError,
@@ -231,8 +231,7 @@ class RpcServer:
         self._service_names = [*service_names]
         names = [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self.grpc_server)
-        host = f"[{self._host}]" if _is_ipv6(self._host) else self._host
-        address = f"{host}:{self._port}"
+        address = join_host_port(self._host, self._port)
         try:
             if self._tls is None:
                 port = self.grpc_server.add_insecure_port(address)
@@ -246,7 +245,7 @@ class RpcServer:
             )
         await self.set_serving(False)
         await self.grpc_server.start()
-        return f"{host}:{port}"
+        return join_host_port(self._host, port)
 
     async def set_serving(self, is_serving: bool) -> None:
         """What the health service answers, for the server and for each service of it."""
@@ -258,13 +257,6 @@ class RpcServer:
         """Takes no new call and ends those in flight after `grace_s`."""
         await self._health.enter_graceful_shutdown()
         await self.grpc_server.stop(grace_s)
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).version == 6
-    except ValueError:
-        return False
 
 
 async def wait_for_stop_signal() -> None:

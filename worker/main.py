@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from baton.v1 import types_pb2
+from core.address import join_host_port, port_of
 from core.http_server import HttpServer
 from core.logs import configure, event
 from core.model_folder import model_digest, resolve_model
@@ -142,4 +143,4 @@ def _memory_region(settings: WorkerSettings, engine: Engine) -> MemoryRegion:
 def _advertised(settings: WorkerSettings, address: str) -> str:
     if not settings.advertise_host:
         return address
-    return f"{settings.advertise_host}:{address.rpartition(':')[2]}"
+    return join_host_port(settings.advertise_host, port_of(address))

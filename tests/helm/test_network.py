@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.helm.rendering import render
+from tests.helm.rendering import environment, render
 
 
 def callers(rule):
@@ -85,3 +85,10 @@ def test_helm_test_generates_one_token_through_the_service():
             "valueFrom": {"secretKeyRef": {"name": "key", "key": "api-key"}},
         },
     ]
+
+
+def test_services_listen_on_ipv6_where_they_are_told_to():
+    rendering = render("listenAddress=::")
+    for component in ("router", "prefill", "decode"):
+        assert rendering.settings(component)["BATON_HOST"] == "::"
+    assert environment(rendering.container("adapter"))["BATON_HOST"] == "::"

@@ -71,7 +71,7 @@ metadata:
   {{- include "baton.metadata" (dict "root" .root "component" .role) | nindent 2 }}
 data:
   BATON_MODEL: {{ include "baton.model" .root | quote }}
-  BATON_HOST: 0.0.0.0
+  BATON_HOST: {{ .root.Values.listenAddress | quote }}
   BATON_PORT: {{ include "baton.workerPort" .role | quote }}
   BATON_METRICS_PORT: {{ include "baton.workerMetricsPort" .role | quote }}
   # The grace period, less a margin to stop in.
