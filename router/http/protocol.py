@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -20,6 +21,7 @@ class StreamProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, batch: WriteBatch, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = _Parser(self, self)
         self._batch = batch
         self._num_header_bytes = 0
         self._is_in_headers = True
@@ -52,6 +54,17 @@ class StreamProtocol(HttpToolsProtocol):
         if self._num_header_bytes > MAX_HEADER_BYTES:
             self.transport.close()
 
+    def ignore_upgrade(self, rest: bytes) -> None:
+        """Goes on with `rest`, the data behind a head that asks for another protocol."""
+        framing = (b"content-length", b"transfer-encoding")
+        head = [b"%b: %b\r\n" % field for field in self.headers if field[0] in framing]
+        self.parser = _Parser(_BehindHead(self), self)
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(head), rest))
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._num_header_bytes = 0
@@ -65,6 +78,51 @@ class StreamProtocol(HttpToolsProtocol):
             self.scope["baton.body"] = ChunkedBody(self.cycle, self._batch)  # type: ignore[typeddict-unknown-key]
             unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete]
             self._unanswered = [*unanswered, self.cycle]
+
+
+class _Parser(httptools.HttpRequestParser):
+    """Tells `callbacks` what it finds. Nobody can lead it to another protocol.
+
+    httptools stops behind a head with `Upgrade`, body or not. A server may ignore the wish (RFC
+    9110, section 7.8), which Java's own client, for one, sends with all it asks: for HTTP/2.
+    """
+
+    def __init__(self, callbacks: Any, protocol: StreamProtocol) -> None:
+        super().__init__(callbacks)
+        self._protocol = protocol
+
+    def feed_data(self, data: Any) -> None:
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._protocol.ignore_upgrade(data[upgrade.args[0] :])
+
+
+class _BehindHead:
+    """Callbacks of a parser that is shown again how the body of a known head is framed."""
+
+    def __init__(self, protocol: StreamProtocol) -> None:
+        self._protocol = protocol
+        self._is_known = True
+        self.on_body = protocol.on_body
+        self.on_message_complete = protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if not self._is_known:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_known:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_known:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self._is_known:
+            self._protocol.on_headers_complete()
+        self._is_known = False
 
 
 def _raw_response(error: HttpError) -> bytes:
