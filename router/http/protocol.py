@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httptools
@@ -11,6 +12,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from router.http.app import MAX_HEADER_BYTES
 from router.http.bodies import ChunkedBody, WriteBatch
 from router.http.errors import HttpError
+
+HEAD_TIMEOUT_S = 60.0
+"""A connection on which no whole head of a request comes for so long is closed."""
 
 
 class StreamProtocol(HttpToolsProtocol):
@@ -25,8 +29,14 @@ class StreamProtocol(HttpToolsProtocol):
         self._batch = batch
         self._num_header_bytes = 0
         self._is_in_headers = True
+        self._head_since: float | None = None
+        """When what is there of a head began to come (event loop time)."""
         self._unanswered: list[RequestResponseCycle] = []
         """The request that is served, and those that were sent behind it."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._close_without_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         # uvicorn tells the request that came last, which may not be the one that is served.
@@ -38,12 +48,30 @@ class StreamProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._is_in_headers or self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if not self._is_in_headers:
+            if self.cycle is not None and self.cycle.response_complete:
+                self._close_without_head()
             return
         self._num_header_bytes += len(data)
         if self._num_header_bytes > MAX_HEADER_BYTES:
             self.transport.write(_HEADERS_TOO_LARGE)
             self.transport.close()
+        else:
+            self._close_without_head()
+
+    def _close_without_head(self) -> None:
+        """In time; the next data call it off (it takes the place of uvicorn's keep-alive)."""
+        now = self.loop.time()
+        self._head_since = now if self._head_since is None else self._head_since
+        left_s = max(0.0, self._head_since + HEAD_TIMEOUT_S - now)
+        self.timeout_keep_alive_task = self.loop.call_later(left_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        # Behind a request that is being served, its end sets the keep-alive's own timer.
+        if self.cycle is None or self.cycle.response_complete:
+            self.timeout_keep_alive_handler()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_headers:
@@ -73,6 +101,7 @@ class StreamProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._is_in_headers = False
+        self._head_since = None
         # The application's task has been made, and begins after this callback.
         if self.cycle is not None and self.cycle.scope is self.scope:
             self.scope["baton.body"] = ChunkedBody(self.cycle, self._batch)  # type: ignore[typeddict-unknown-key]
