@@ -23,6 +23,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HEAD_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 16
 _NUM_PIECES = 64
+_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class ModelFolder:
             architecture=str(architectures[0]),
             vocab_size=_positive_int(config, "vocab_size", path),
             context_length=_positive_int(config, "max_position_embeddings", path),
-            eos_token_ids=_eos_token_ids(generation, config),
+            eos_token_ids=_eos_token_ids(generation, config, path),
             default_sampling=_default_sampling(generation, path),
         )
 
@@ -168,13 +169,18 @@ def _positive_int(config: Mapping[str, Any], key: str, path: Path) -> int:
     return value
 
 
-def _eos_token_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
+def _eos_token_ids(
+    generation: Mapping[str, Any], config: Mapping[str, Any], path: Path
+) -> tuple[int, ...]:
     value = generation.get("eos_token_id")
     if value is None:
         value = config.get("eos_token_id")
     if value is None:
         return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    token_ids = value if isinstance(value, list) else [value]
+    if any(type(token_id) is not int or token_id < 0 for token_id in token_ids):
+        raise StartupError(f"{path}: `eos_token_id` must be a token id or a list of them")
+    return tuple(token_ids)
 
 
 def _default_sampling(generation: Mapping[str, Any], path: Path) -> DefaultSampling:
@@ -182,7 +188,7 @@ def _default_sampling(generation: Mapping[str, Any], path: Path) -> DefaultSampl
         value = generation.get(key)
         if value is None:
             return default
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or not abs(value) <= _INT32_MAX:
             raise StartupError(f"{path / 'generation_config.json'}: `{key}` must be a number")
         return float(value)
 
@@ -193,8 +199,8 @@ def _default_sampling(generation: Mapping[str, Any], path: Path) -> DefaultSampl
         temperature=number("temperature", 1.0),
         top_p=number("top_p", 1.0),
         # transformers samples from the 50 likeliest unless told otherwise; Baton's default,
-        # as the protocol says, is off.
-        top_k=int(number("top_k", 0)),
+        # as the protocol says, is off. Others write -1 for that.
+        top_k=max(0, int(number("top_k", 0))),
         min_p=number("min_p", 0.0),
         repetition_penalty=repetition_penalty,
     )

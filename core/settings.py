@@ -24,6 +24,7 @@ class Settings(BaseSettings):
         extra="forbid",
         frozen=True,
         protected_namespaces=(),
+        allow_inf_nan=False,
     )
 
 
@@ -54,5 +55,5 @@ def load_settings(cls: type[SettingsT], prog: str, argv: Sequence[str]) -> Setti
 
 
 def _describe(detail: ErrorDetails) -> str:
-    flag = "--" + "-".join(str(part) for part in detail["loc"]).replace("_", "-")
+    flag = "--" + str(detail["loc"][0]).replace("_", "-")
     return f"{flag}: {detail['msg'].lower()}"

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from core.api_keys import ApiKeys
-from core.errors import StartupError
+from core.errors import InvalidArgument, StartupError
 from core.http_server import HttpServer
 from core.model_folder import ModelFolder, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
@@ -54,7 +54,7 @@ from router.routing_metrics import RoutingMetrics
 from router.service import InferenceService
 from router.settings import RouterSettings
 from router.tenant_file import TenantBook
-from router.validate import ModelLimits
+from router.validate import ModelLimits, check_defaults
 from router.workers import PoolConfig, WorkerPool
 
 _STOP_GRACE_S = 2.0
@@ -317,10 +317,17 @@ def _digest(folder: ModelFolder) -> str | None:
 
 
 def _model_limits(folder: ModelFolder, served_name: str | None) -> ModelLimits:
-    return ModelLimits(
+    """Raises StartupError."""
+    limits = ModelLimits(
         served_name=served_name or folder.served_name,
         vocab_size=folder.vocab_size,
         max_model_len=folder.context_length,
         eos_token_ids=folder.eos_token_ids,
         defaults=folder.default_sampling,
     )
+    try:
+        check_defaults(limits)
+    except InvalidArgument as error:
+        path = folder.path / "generation_config.json"
+        raise StartupError(f"{path}: {error.message}") from None
+    return limits

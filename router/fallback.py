@@ -128,12 +128,15 @@ def _call(
         "stream": True,
         "stream_options": {"include_usage": True},
         "n": resolved.n,
-        "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
     }
+    # A chat that names no limit may go on to the end of that model's context, not of this one's;
+    # completions would then end after OpenAI's 16 tokens.
+    if request.sampling.HasField("max_tokens") or request.HasField("prompt"):
+        body["max_tokens"] = sampling.max_tokens
     if request.sampling.HasField("seed"):
         body["seed"] = sampling.seed
     if resolved.stop:

@@ -207,12 +207,13 @@ class OutputLog:
 class Follower:
     """One client's way through an output log: it pulls with `next`, or has text pushed to it."""
 
-    __slots__ = ("_idle_since", "_open", "_waiter", "_write", "log")
+    __slots__ = ("_error", "_idle_since", "_open", "_waiter", "_write", "log")
 
     def __init__(self, log: OutputLog) -> None:
         self.log = log
         self._open = [_Cursor(choice) for choice in log.choices]
         """Choices of which not all was read; the first has its turn next."""
+        self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._write: Callable[[str], bool] | None = None
         self._idle_since: float | None = time.monotonic()
@@ -226,7 +227,7 @@ class Follower:
     async def next(self) -> Chunk | None:
         """The next chunk; None when the request has ended well and all of it was read.
 
-        Raises the request's error.
+        Raises the request's error, or this follower's own.
         """
         self._idle_since = None
         while True:
@@ -234,8 +235,9 @@ class Follower:
             if chunk is not None:
                 self._idle_since = time.monotonic()
                 return chunk
-            if self.log.error is not None:
-                raise self.log.error
+            error = self.log.error or self._error
+            if error is not None:
+                raise error
             if self.log.outcome is not None:
                 return None
             await self._wait()
@@ -258,6 +260,11 @@ class Follower:
             self._write = None
             self._idle_since = time.monotonic()
 
+    def fail(self, error: Exception) -> None:
+        """`next` raises `error` after what is there; the request goes on."""
+        self._error = error
+        self.wake()
+
     @property
     def is_at_end(self) -> bool:
         """Whether `next` would return None at once."""
@@ -279,7 +286,7 @@ class Follower:
         """Writes what is there. Whether more may be pushed later."""
         cursor = self._open[0]
         choice = cursor.choice
-        if choice.is_finished or self.log.error is not None:
+        if choice.is_finished or self.log.error is not None or self._error is not None:
             return False
         texts = choice.texts
         num_sent, cursor.num_sent = cursor.num_sent, len(texts)

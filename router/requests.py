@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from baton.v1 import inference_pb2
 from core.api_keys import DEFAULT_TENANT
-from core.errors import AlreadyExists, Cancelled, Unavailable
+from core.errors import AlreadyExists, Cancelled, DeadlineExceeded, Unavailable
 from core.logs import event
 from router.generation import Generation
 from router.outputs import Follower
@@ -76,19 +76,22 @@ class RequestTable:
     ) -> Iterator[Follower]:
         """Follows the outputs of `request`, started now or joined. Raises AlreadyExists.
 
-        `deadline` (event loop time) counts for a request that this call starts. `is_named`
-        False: the id was drawn for this call, so that no second one can come. Leaving the
-        context gives the caller's interest up.
+        `deadline` is in the event loop's time; of a call that joins, it ends what this call
+        follows and not the request. `is_named` False: the id was drawn for this call, so that
+        no second one can come. Leaving the context gives the caller's interest up.
         """
         if self._is_closed:
             raise Unavailable("the router is shutting down")
         is_named = is_named and bool(request.request_id)
-        entry = self._join(request, tenant) if is_named else None
-        if entry is None:
-            entry = self._start(request, deadline, tenant, is_named)
+        joined = self._join(request, tenant) if is_named else None
+        entry = joined or self._start(request, deadline, tenant, is_named)
         try:
             with entry.run.log.follow() as follower:
-                yield follower
+                if joined is None:
+                    yield follower
+                else:
+                    with _ending_at(deadline, follower):
+                        yield follower
         finally:
             if entry.run.log.num_followers == 0 and not entry.task.done():
                 self._forget(entry)
@@ -178,6 +181,17 @@ class RequestTable:
                 return
             del self._finished[key]
             self._num_remembered_tokens -= entry.run.log.num_tokens
+
+
+@contextmanager
+def _ending_at(deadline: float, follower: Follower) -> Iterator[None]:
+    """Whose own time is over hears it, whatever time the request has."""
+    error = DeadlineExceeded("the request's time is over")
+    timer = asyncio.get_running_loop().call_at(deadline, follower.fail, error)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _digest(request: inference_pb2.GenerateRequest) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from baton.v1 import inference_pb2, types_pb2
 from core.errors import ContextExceeded, InvalidArgument
@@ -65,6 +65,11 @@ def check_request_id(request_id: str) -> None:
             f"{len(request_id)} characters",
             field="request_id",
         )
+
+
+def check_defaults(limits: ModelLimits) -> None:
+    """What the model's folder fills in keeps the rules, too. Raises InvalidArgument."""
+    _check_sampling(types_pb2.SamplingParams(**asdict(limits.defaults)), limits)
 
 
 def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:

@@ -206,7 +206,8 @@ def sample_kernel(
         largest = tl.max(_ordered(maximum.to(logits_ptr.dtype.element_ty)[None], BITS), 0)
         tl.store(token_ptr + row, _nth_equal(row_ptr, largest, 0, SIZE, BITS, TILE))
         return
-    inverse = 1.0 / temperature
+    # Of less it would be infinite, and the largest logit's mass no number.
+    inverse = 1.0 / tl.maximum(temperature, 1e-30)
     has_top_k = (top_k > 0) & (top_k < SIZE)
     if (not has_top_k) & (top_p >= 1.0):
         token = _walk(row_ptr, number, min_p, maximum, inverse, SIZE, TILE)

@@ -217,6 +217,10 @@ class TokenizeBody(Body):
     def _has_one_input(self) -> Self:
         if (self.prompt is None) == ("messages" not in self.model_fields_set):
             raise ValueError("prompt must be given, or messages, and not both")
+        if self.prompt is None and not self.messages:
+            raise ValueError("messages is empty; it needs at least 1 message")
+        if self.prompt is None and not self.add_special_tokens:
+            raise ValueError("add_special_tokens is of prompts: a chat template writes them itself")
         return self
 
 

@@ -14,6 +14,8 @@ from router.http.parameters import Body
 
 BodyT = TypeVar("BodyT", bound=Body)
 
+_MAX_NAME_CHARS = 64
+
 
 def parse_body(cls: type[BodyT], data: bytes) -> BodyT:
     """`data` as a `cls`. Raises HttpError that names the first parameter at fault."""
@@ -33,7 +35,7 @@ def _refusal(detail: ErrorDetails) -> HttpError:
     """The message has the whole path to what is wrong; `param` is the parameter it is in."""
     kind, context = detail["type"], detail.get("ctx", {})
     path = _path(detail["loc"])
-    param = str(detail["loc"][0]) if detail["loc"] else None
+    param = _shown(str(detail["loc"][0])) if detail["loc"] else None
     if kind == "value_error":
         message = str(context["error"])
         if param is None:  # a rule between parameters: the message begins with the one at fault
@@ -71,5 +73,10 @@ def _path(location: Sequence[str | int]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         else:
-            path += f".{part}" if path else part
+            path += f".{_shown(part)}" if path else _shown(part)
     return path
+
+
+def _shown(name: str) -> str:
+    """Names that nobody knows may be of any length."""
+    return name if len(name) <= _MAX_NAME_CHARS else name[:_MAX_NAME_CHARS] + "..."

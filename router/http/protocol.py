@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.http.app import MAX_HEADER_BYTES
 from router.http.bodies import ChunkedBody, WriteBatch
 from router.http.errors import HttpError
+
+HEAD_TIMEOUT_S = 60.0
+"""A connection on which no whole head of a request comes for so long is closed."""
 
 
 class StreamProtocol(HttpToolsProtocol):
@@ -20,11 +25,18 @@ class StreamProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, batch: WriteBatch, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = _Parser(self, self)
         self._batch = batch
         self._num_header_bytes = 0
         self._is_in_headers = True
+        self._head_since: float | None = None
+        """When what is there of a head began to come (event loop time)."""
         self._unanswered: list[RequestResponseCycle] = []
         """The request that is served, and those that were sent behind it."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._close_without_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         # uvicorn tells the request that came last, which may not be the one that is served.
@@ -36,12 +48,30 @@ class StreamProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._is_in_headers or self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if not self._is_in_headers:
+            if self.cycle is not None and self.cycle.response_complete:
+                self._close_without_head()
             return
         self._num_header_bytes += len(data)
         if self._num_header_bytes > MAX_HEADER_BYTES:
             self.transport.write(_HEADERS_TOO_LARGE)
             self.transport.close()
+        else:
+            self._close_without_head()
+
+    def _close_without_head(self) -> None:
+        """In time; the next data call it off (it takes the place of uvicorn's keep-alive)."""
+        now = self.loop.time()
+        self._head_since = now if self._head_since is None else self._head_since
+        left_s = max(0.0, self._head_since + HEAD_TIMEOUT_S - now)
+        self.timeout_keep_alive_task = self.loop.call_later(left_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        # Behind a request that is being served, its end sets the keep-alive's own timer.
+        if self.cycle is None or self.cycle.response_complete:
+            self.timeout_keep_alive_handler()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_headers:
@@ -52,6 +82,17 @@ class StreamProtocol(HttpToolsProtocol):
         if self._num_header_bytes > MAX_HEADER_BYTES:
             self.transport.close()
 
+    def ignore_upgrade(self, rest: bytes) -> None:
+        """Goes on with `rest`, the data behind a head that asks for another protocol."""
+        framing = (b"content-length", b"transfer-encoding")
+        head = [b"%b: %b\r\n" % field for field in self.headers if field[0] in framing]
+        self.parser = _Parser(_BehindHead(self), self)
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(head), rest))
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._num_header_bytes = 0
@@ -60,11 +101,57 @@ class StreamProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._is_in_headers = False
+        self._head_since = None
         # The application's task has been made, and begins after this callback.
         if self.cycle is not None and self.cycle.scope is self.scope:
             self.scope["baton.body"] = ChunkedBody(self.cycle, self._batch)  # type: ignore[typeddict-unknown-key]
             unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete]
             self._unanswered = [*unanswered, self.cycle]
+
+
+class _Parser(httptools.HttpRequestParser):
+    """Tells `callbacks` what it finds. Nobody can lead it to another protocol.
+
+    httptools stops behind a head with `Upgrade`, body or not. A server may ignore the wish (RFC
+    9110, section 7.8), which Java's own client, for one, sends with all it asks: for HTTP/2.
+    """
+
+    def __init__(self, callbacks: Any, protocol: StreamProtocol) -> None:
+        super().__init__(callbacks)
+        self._protocol = protocol
+
+    def feed_data(self, data: Any) -> None:
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._protocol.ignore_upgrade(data[upgrade.args[0] :])
+
+
+class _BehindHead:
+    """Callbacks of a parser that is shown again how the body of a known head is framed."""
+
+    def __init__(self, protocol: StreamProtocol) -> None:
+        self._protocol = protocol
+        self._is_known = True
+        self.on_body = protocol.on_body
+        self.on_message_complete = protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if not self._is_known:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_known:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_known:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self._is_known:
+            self._protocol.on_headers_complete()
+        self._is_known = False
 
 
 def _raw_response(error: HttpError) -> bytes:

@@ -64,6 +64,25 @@ def test_a_config_that_lacks_something_is_one_clear_line(tmp_path, config, probl
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("generation", "problem"),
+    [
+        ({"eos_token_id": "</s>"}, "`eos_token_id` must be a token id or a list of them"),
+        ({"eos_token_id": [2, -1]}, "`eos_token_id` must be"),
+        ({"eos_token_id": True}, "`eos_token_id` must be"),
+        ({"do_sample": True, "top_k": float("nan")}, "`top_k` must be a number"),
+        ({"do_sample": True, "top_k": 10**30}, "`top_k` must be a number"),
+    ],
+)
+def test_a_generation_config_that_cannot_be_used_is_one_clear_line(tmp_path, generation, problem):
+    with pytest.raises(StartupError, match=problem):
+        load(tmp_path, generation)
+
+
+def test_a_top_k_of_minus_one_is_off(tmp_path):
+    assert load(tmp_path, {"do_sample": True, "top_k": -1}).default_sampling.top_k == 0
+
+
 def test_broken_json_is_one_clear_line(tmp_path):
     write_model_folder(tmp_path)
     (tmp_path / "config.json").write_text("{")

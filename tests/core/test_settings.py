@@ -6,6 +6,8 @@ from core.settings import Settings, load_settings
 
 class Example(Settings):
     model: str = Field(description="Where the model lies")
+    wait_s: float = Field(1.0, description="How long to wait")
+    sizes: list[int] = Field([1], description="Sizes")
     max_num_seqs: int = Field(8, ge=1, description="Most sequences in a batch")
 
 
@@ -46,6 +48,8 @@ def test_help_shows_descriptions_and_ends_with_zero(capsys):
         (("--model", "m", "--nope", "1"), "example: error: unrecognized arguments: --nope 1"),
         (("--model", "m", "--max-num-seqs", "0"), "--max-num-seqs: input should be greater"),
         (("--model", "m", "--max-num-seqs", "x"), "--max-num-seqs: input should be a valid int"),
+        (("--model", "m", "--wait-s", "inf"), "--wait-s: input should be a finite number"),
+        (("--model", "m", "--sizes", "1,x"), "--sizes: input should be a valid int"),
         ((), "--model: field required"),
         (("--model",), "--model: expected one argument"),
     ],

@@ -6,11 +6,14 @@ float32 and float16, and in bfloat16 on a GPU alone (bench.gpu).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from bench.kernel_cases import AttentionCase, attention_sweep
 from bench.kernel_row_cases import RotaryCase, RowCase, SamplingCase
+from core.sampling import SamplingParams
 from engine.kernels.decode_attention import choose_num_splits
 from engine.kernels.prefill_attention import cut_into_tiles
 
@@ -71,6 +74,12 @@ def test_attention_of_every_shape_errs_little_more_than_its_reference(case: Atte
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_draws_are_those_of_the_sampler(dtype: torch.dtype, step: float) -> None:
     tokens, expected = SamplingCase(dtype=dtype, step=step).run(CPU)
+    assert tokens == expected
+
+
+def test_the_smallest_temperatures_draw_the_largest_logit() -> None:
+    cold = SamplingParams(max_tokens=1, temperature=2.0**-149)
+    tokens, expected = SamplingCase(params=(cold, replace(cold, top_k=5, top_p=0.9))).run(CPU)
     assert tokens == expected
 
 

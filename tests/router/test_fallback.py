@@ -98,6 +98,18 @@ async def test_without_pods_the_endpoint_answers(serve):
     }
 
 
+async def test_a_chat_without_a_limit_has_none_there_either(serve):
+    endpoint = Endpoint(events(delta("a", "stop")))
+    request = inference_pb2.GenerateRequest()
+    request.messages.add(role="user", content="hi")
+    async with serve(endpoint) as s:
+        await s.ask(request)
+        await s.ask(prompt("Where?"))
+    chat, completion = (json.loads(asked.content) for asked in endpoint.asked)
+    assert "max_tokens" not in chat
+    assert completion["max_tokens"] > 16
+
+
 async def test_messages_go_to_the_chat_endpoint_and_choices_come_back_apart(serve):
     endpoint = Endpoint(
         events(

@@ -129,3 +129,13 @@ async def test_a_missing_model_is_one_line_and_exit_code_one(start, tmp_path):
     assert router.returncode == 1
     assert said.decode().startswith("error: model folder ")
     assert said.count(b"\n") == 1
+
+
+async def test_defaults_that_no_request_may_have_are_one_line_and_exit_code_one(start, tmp_path):
+    content = '{"do_sample": true, "repetition_penalty": 0}'
+    (tmp_path / "tiny/generation_config.json").write_text(content)
+    router = await start("--port", "0")
+    _, said = await router.communicate()
+    assert router.returncode == 1
+    last = said.decode().splitlines()[-1]
+    assert "generation_config.json: repetition_penalty must be greater than 0" in last

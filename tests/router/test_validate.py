@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from core.sampling import SamplingParams
 from router.validate import (
     ModelLimits,
     ResolvedRequest,
+    check_defaults,
     check_request,
     check_request_id,
     complete_request,
@@ -21,6 +23,14 @@ LIMITS = ModelLimits(
     eos_token_ids=(2,),
     defaults=DefaultSampling(),
 )
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "repetition_penalty"])
+def test_defaults_of_the_model_keep_the_same_rules(field):
+    check_defaults(LIMITS)
+    limits = replace(LIMITS, defaults=DefaultSampling(**{field: -1.0}))
+    with pytest.raises(InvalidArgument, match=f"^{field} must be "):
+        check_defaults(limits)
 
 
 def request(text="hello", **fields):

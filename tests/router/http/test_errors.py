@@ -1,11 +1,13 @@
 """What goes wrong, as OpenAI's client sees it."""
 
+import asyncio
+
 import openai
 import pytest
 
 from core.errors import ResourceExhausted, Unavailable
 from tests.router.fakes import Script
-from tests.router.stack import REPLY
+from tests.router.stack import REPLY, wait_for
 
 HANGING = {"num_decode_tokens": 3}
 
@@ -136,6 +138,22 @@ async def test_a_timeout_is_the_clients_choice(serve):
         with pytest.raises(openai.InternalServerError) as caught:
             await s.complete(extra_headers={"x-request-timeout": "0.3"})
     assert (caught.value.status_code, caught.value.code) == (504, "timeout")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_who_joins_a_request_has_a_timeout_of_their_own(serve, is_stream):
+    async with serve(script=Script(list(REPLY), **HANGING)) as s:
+        named = {"x-request-id": "mine"}
+        first = asyncio.create_task(s.complete(extra_headers=named))
+        await wait_for(lambda: s.stack.router._table.num_running == 1)
+        with pytest.raises(openai.APIError) as caught:
+            short = named | {"x-request-timeout": "0.3"}
+            answer = await s.complete(extra_headers=short, stream=is_stream)
+            async for _ in answer:
+                pass
+        assert caught.value.code == "timeout"
+        assert not first.done()
+        first.cancel()
 
 
 @pytest.mark.parametrize("timeout", ["soon", "0", "-1", "nan", "inf", "1e9"])

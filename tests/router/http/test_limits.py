@@ -1,6 +1,7 @@
 """Bodies and headers that are too large, half, or never come."""
 
 import asyncio
+import contextlib
 import json
 from types import SimpleNamespace
 
@@ -8,6 +9,8 @@ import pytest
 
 from router.http.app import MAX_HEADER_BYTES
 from router.http.call import MAX_BODY_BYTES, MAX_DISCARDED_BYTES
+from tests.router.fakes import Script
+from tests.router.stack import REPLY
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\n"
 
@@ -72,6 +75,52 @@ async def test_headers_that_do_not_end_are_cut_off(serve):
     async with serve() as s:
         endless = b"x: " + b"y" * (MAX_HEADER_BYTES // 2)
         assert await exchange(s, POST, endless, endless) == (431, "headers_too_large")
+
+
+@pytest.mark.parametrize("first", [b"", POST + b"x: "])
+async def test_a_connection_without_a_whole_head_is_closed(serve, monkeypatch, first):
+    monkeypatch.setattr("router.http.protocol.HEAD_TIMEOUT_S", 0.3)
+    async with serve() as s:
+        host, port = s.stack.http_url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        async with asyncio.timeout(10):
+            closed = asyncio.create_task(reader.read())
+            writer.write(first)
+            while first and not closed.done():  # drop by drop
+                writer.write(b"y")
+                await asyncio.sleep(0.05)
+            with contextlib.suppress(ConnectionResetError):
+                assert await closed == b""
+        writer.close()
+        slow = await exchange(s, POST, b"content-length: 1\r\n\r\n", b"{")
+    assert slow == (400, "invalid_json")
+
+
+async def test_an_answer_with_half_a_head_behind_it_goes_on(serve, monkeypatch):
+    monkeypatch.setattr("router.http.protocol.HEAD_TIMEOUT_S", 0.1)
+    body = b'{"prompt": "a", "stream": true}'
+    async with serve(script=Script(list(REPLY), num_decode_tokens=3)) as s:
+        host, port = s.stack.http_url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body + POST)
+        await reader.readuntil(b"data: ")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await reader.read(-1)
+        writer.close()
+
+
+async def test_empty_lines_after_an_answer_do_not_keep_the_connection(serve, monkeypatch):
+    monkeypatch.setattr("router.http.protocol.HEAD_TIMEOUT_S", 0.1)
+    async with serve() as s:
+        host, port = s.stack.http_url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+        await reader.readuntil(b"}")
+        writer.write(b"\r\n")
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
 
 
 async def test_a_client_that_leaves_in_its_body_leaves_nothing(serve):

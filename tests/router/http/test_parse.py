@@ -189,6 +189,25 @@ def test_tokenize_takes_a_prompt_or_messages():
             parse_body(TokenizeBody, json.dumps(both).encode())
 
 
+def test_what_would_be_dropped_or_refused_as_a_prompt_is_refused_by_tokenize():
+    def tokenize(**parameters):
+        return parse_body(TokenizeBody, json.dumps(parameters).encode())
+
+    param, _, message = refusal(tokenize, messages=[USER], add_special_tokens=False)
+    assert (param, message.split(":")[0]) == (
+        "add_special_tokens",
+        "add_special_tokens is of prompts",
+    )
+    assert refusal(tokenize, messages=[])[0] == "messages"
+
+
+def test_a_name_of_any_length_is_shown_in_part():
+    param, _, message = refusal(chat, **{"x" * 100_000: 1})
+    assert param == "x" * 64 + "..."
+    assert message == "unknown parameter: " + param
+    assert len(refusal(chat, messages=[USER | {"x" * 100_000: 1}])[2]) < 120
+
+
 def test_a_thousand_wrong_messages_cost_no_more_than_the_first():
     with pytest.raises(ValidationError) as caught:
         ChatBody.model_validate({"messages": [{}] * 1000})
