@@ -92,7 +92,7 @@ class TracingSettings(Settings):
 
     otlp_traces_endpoint: str | None = Field(
         None,
-        pattern=r"^https?://\S+$",
+        pattern="^https?://.+",
         description="Where OpenTelemetry traces of requests are sent, with OTLP over HTTP: "
         "http://HOST:4318/v1/traces; needs the extra otel; without it nothing is traced",
     )
