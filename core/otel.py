@@ -27,7 +27,7 @@ from core.tracing import END_REASON, NO_SPAN, Attributes, Span, TraceContext, Tr
 
 logger = logging.getLogger(__name__)
 
-CLOSE_TIMEOUT_S = 2.0
+CLOSE_TIMEOUT_S = 1.0
 """So long a process that stops waits for its last spans to be sent."""
 _NONE: Attributes = {}
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -50,8 +50,7 @@ class RecordedSpan(Span):
         self._span = span
 
     @property
-    def traceparent(self) -> str:  # type: ignore[override]
-        """Of a sampled span."""
+    def traceparent(self) -> str:
         context = self._span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 

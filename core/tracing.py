@@ -42,8 +42,11 @@ class Span:
 
     is_recorded = False
     """Whether it is worth while to find out what could be said."""
-    traceparent = ""
-    """What a span of another process has to be told to go below this one."""
+
+    @property
+    def traceparent(self) -> str:
+        """What another process has to be told, so that its spans go below this one."""
+        return ""
 
     def child(self, name: str, attributes: Attributes = _NONE, *, is_call: bool = False) -> Span:
         """A part of this one, from now on. `is_call`: what happens in other processes."""

@@ -17,6 +17,7 @@ from router.outputs import OutputLog
 from router.tenants import Tenant
 
 _MAX_NAME = 128
+"""Of a model, which a client may make up."""
 _SAMPLING = (
     "max_tokens",
     "temperature",
@@ -38,15 +39,13 @@ def begin_request(
 ) -> Span:
     """The root span, which goes on with the caller's trace."""
     operation = "chat" if request.messages else "text_completion"
-    model = request.model[:_MAX_NAME] or served_name
-    # What the sampler may look at; the rest only where it is wanted.
-    span = tracer.serve(f"{operation} {model}", trace)
+    span = tracer.serve(f"{operation} {served_name}", trace)
     if span.is_recorded:
         span.set(
             {
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "baton",
-                "gen_ai.request.model": model,
+                "gen_ai.request.model": request.model[:_MAX_NAME] or served_name,
                 "gen_ai.response.model": served_name,
                 "gen_ai.response.id": request.request_id,
                 "baton.tenant.class": tenant.class_name,
