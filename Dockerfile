@@ -33,7 +33,7 @@ COPY decode_svc decode_svc
 COPY router router
 COPY client client
 COPY bench bench
-RUN /opt/baton/bin/pip install $PIP_ARGS -c constraints.txt --no-build-isolation .
+RUN /opt/baton/bin/pip install $PIP_ARGS -c constraints.txt --no-build-isolation '.[otel]'
 
 # torch comes first and alone: what it finds installed decides nothing about its variant.
 FROM build AS torch
@@ -41,11 +41,11 @@ RUN /opt/baton/bin/pip install $PIP_ARGS "$(grep '^torch==' constraints.txt)"
 
 FROM torch AS build-worker
 COPY --from=build-router /src .
-RUN /opt/baton/bin/pip install $PIP_ARGS -c constraints.txt --no-build-isolation '.[cu13]'
+RUN /opt/baton/bin/pip install $PIP_ARGS -c constraints.txt --no-build-isolation '.[cu13,otel]'
 
 FROM torch AS build-worker-cpu
 COPY --from=build-router /src .
-RUN /opt/baton/bin/pip install $PIP_ARGS -c constraints.txt --no-build-isolation '.[cpu]'
+RUN /opt/baton/bin/pip install $PIP_ARGS -c constraints.txt --no-build-isolation '.[cpu,otel]'
 
 # --- What runs.
 FROM base AS runtime

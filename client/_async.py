@@ -10,7 +10,13 @@ import grpc.aio
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from client._errors import translate
-from client._options import DEFAULT_SERVER, GenerateOptions, build_request, call_metadata
+from client._options import (
+    DEFAULT_SERVER,
+    GenerateOptions,
+    build_request,
+    call_metadata,
+    trace_metadata,
+)
 from client._results import Assembler, Chunk, Completion
 
 Call = grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
@@ -77,7 +83,8 @@ class AsyncBatonClient:
     ) -> AsyncCompletionStream:
         """Starts one request and returns its stream."""
         request, timeout_s = build_request(prompt, options)
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        metadata = (*self._metadata, *trace_metadata(options))
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
         return AsyncCompletionStream(call, self._server)
 
     async def model(self) -> inference_pb2.ModelInfo:

@@ -25,6 +25,7 @@ class GenerateOptions(TypedDict, total=False):
     model: str | None
     request_id: str | None  # a second call with the same id joins the first
     timeout_s: float | None
+    traceparent: str | None  # of W3C Trace Context: the caller's span
     n: int | None  # answers to the prompt, which is computed once
     prompt_logprobs: int | None  # of the prompt's tokens, each with so many of the likeliest
 
@@ -46,7 +47,7 @@ class GenerateOptions(TypedDict, total=False):
 
 _REQUEST_FIELDS = ("model", "request_id", "n", "prompt_logprobs")
 _INPUT_FIELDS = ("messages", "token_ids")
-_OTHER_FIELDS = ("timeout_s",)
+_OTHER_FIELDS = ("timeout_s", "traceparent")
 _SAMPLING_FIELDS = frozenset(GenerateOptions.__annotations__).difference(
     _REQUEST_FIELDS, _INPUT_FIELDS, _OTHER_FIELDS
 )
@@ -59,6 +60,16 @@ def call_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
     if not (api_key.isascii() and api_key.isprintable()):
         raise InvalidArgument("api_key must be printable ASCII", field="api_key")
     return (("authorization", f"Bearer {api_key}"),)
+
+
+def trace_metadata(options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What a call carries whose caller is traced. Raises InvalidArgument."""
+    traceparent = options.get("traceparent")
+    if traceparent is None:
+        return ()
+    if not (isinstance(traceparent, str) and traceparent.isascii() and traceparent.isprintable()):
+        raise InvalidArgument("traceparent must be printable ASCII", field="traceparent")
+    return (("traceparent", traceparent),)
 
 
 def build_request(

@@ -9,7 +9,13 @@ import grpc
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from client._errors import translate
-from client._options import DEFAULT_SERVER, GenerateOptions, build_request, call_metadata
+from client._options import (
+    DEFAULT_SERVER,
+    GenerateOptions,
+    build_request,
+    call_metadata,
+    trace_metadata,
+)
 from client._results import Assembler, Chunk, Completion
 
 
@@ -78,7 +84,8 @@ class BatonClient:
     ) -> CompletionStream:
         """Starts one request and returns its stream."""
         request, timeout_s = build_request(prompt, options)
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        metadata = (*self._metadata, *trace_metadata(options))
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
         return CompletionStream(call, self._server)
 
     def model(self) -> inference_pb2.ModelInfo:

@@ -93,7 +93,7 @@ class Choices:
         event(logger, logging.INFO, "preempted", request_id=sequence.request_id)
         self._host.loop.abort(sequence.key)
         self._publish_preempted(request, sequence.choice)
-        request.end_choice(sequence.choice)
+        request.end_choice(sequence.choice, "preempted")
         return True
 
     def give_all_back(self, request: Request) -> None:
@@ -115,7 +115,7 @@ class Choices:
         sequence = request.running.get(choice)
         if sequence is not None:
             self._host.loop.abort(sequence.key)
-            request.end_choice(choice)
+            request.end_choice(choice, "aborted")
         elif not request.is_committed and 0 <= choice < request.num_choices:
             request.cancelled.add(choice)
 

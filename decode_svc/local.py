@@ -36,7 +36,8 @@ async def start_local(request: Request, room: Room, loop: EngineLoop, block_size
         sequence.num_computed_tokens = len(held) * block_size
         loop.add_allocated(sequence)
 
-    await room.take_local(sequence, take)
+    with request.span.child("decode.queue"):
+        await room.take_local(sequence, take)
 
 
 class LocalMeter:

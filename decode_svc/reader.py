@@ -11,6 +11,7 @@ from baton.v1 import kv_transfer_pb2
 from core.errors import BatonError, TransferError
 from core.logs import event
 from core.rpc import pod_errors
+from core.tracing import Span
 from decode_svc.request import News, Request
 from kvtransfer.base import BlockPart
 from kvtransfer.imports import LEASE_OVER, Import, ImportTable
@@ -35,6 +36,7 @@ class Reader:
         self._host = host
         self._imports = imports
         self._requests = requests
+        self._block_bytes = host.engine.kv_cache.block_bytes
         self._blocks = BlockReader(host, imports, on_room)
 
     async def receive(self, request: Request) -> tuple[Import, kv_transfer_pb2.AnnounceRequest]:
@@ -44,20 +46,37 @@ class Reader:
         announcement. Raises TransferError when the lease did not hold or a digest differs.
         """
         async with self._renewing(request):
-            while True:
+            with request.span.child("decode.wait"):
                 news = await request.news.get()
-                heard_at = self._host.clock()
-                if news.copies:
-                    await self._pull(request, news)
-                    await self._verify(request, news)
-                if news.message.is_last:
-                    break
-            self._imports.begin_release(request.key)
-            lease_held = await self._release(request)
+            with request.span.child("decode.transfer") as span:
+                return await self._transfer(request, news, span)
+
+    async def _transfer(
+        self, request: Request, news: News, span: Span
+    ) -> tuple[Import, kv_transfer_pb2.AnnounceRequest]:
+        """`news` is the first announcement."""
+        while True:
+            heard_at = self._host.clock()
+            if news.copies:
+                await self._pull(request, news)
+                await self._verify(request, news)
+            if news.message.is_last:
+                break
+            news = await request.news.get()
+        self._imports.begin_release(request.key)
+        lease_held = await self._release(request)
         blocks = self._imports.commit(request.key, lease_held)
         if blocks is None:
             raise TransferError(LEASE_OVER)
-        self._host.counters.exposed_s += self._host.clock() - heard_at
+        exposed_s = self._host.clock() - heard_at
+        self._host.counters.exposed_s += exposed_s
+        span.set(
+            {
+                "baton.transferred_blocks": request.num_pulled,
+                "baton.transferred_bytes": request.num_pulled * self._block_bytes,
+                "baton.exposed_s": exposed_s,
+            }
+        )
         return blocks, news.message
 
     async def give_up_export(self, request: Request) -> None:
@@ -69,9 +88,9 @@ class Reader:
             event(logger, logging.DEBUG, "release_failed", error=failure)
 
     async def _pull(self, request: Request, news: News) -> None:
-        part = news.part or BlockPart(0, self._host.engine.kv_cache.block_bytes)
+        part = news.part or BlockPart(0, self._block_bytes)
         await self._blocks.read(request.key, request.peer, news.copies, part)
-        if part.offset + part.num_bytes == self._host.engine.kv_cache.block_bytes:
+        if part.offset + part.num_bytes == self._block_bytes:
             request.num_pulled += len(news.copies)
 
     async def _verify(self, request: Request, news: News) -> None:

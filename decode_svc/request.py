@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from baton.v1 import kv_transfer_pb2, worker_pb2
+from core.tracing import Span
 from engine.batch import SequenceUpdate
 from engine.sequence import Sequence
 from kvtransfer.base import BlockCopy, BlockPart
@@ -35,6 +36,7 @@ class Request:
     digest_plan: DigestPlan
     num_missing_blocks: int
     """Blocks that it needs and the cache had not, when it came."""
+    span: Span
     news: asyncio.Queue[News] = field(default_factory=asyncio.Queue)
     ended: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -46,6 +48,10 @@ class Request:
     """Choices that were aborted alone, before the commit."""
     is_committed: bool = False
     num_pulled: int = 0
+    num_outputs: int = 0
+    """Tokens of choices that have ended here, prefill's first ones among them."""
+    end_reasons: list[str] = field(default_factory=list)
+    """Of choices that have ended here: why."""
     is_released: bool = False
     first_damaged: int | None = None
     """Index of the first block that differed from what prefill computed."""
@@ -71,9 +77,12 @@ class Request:
         is_computed_here = self.prefill is None
         return not (is_computed_here and update.output_index == self.prompt.num_prior_outputs)
 
-    def end_choice(self, choice: int) -> None:
+    def end_choice(self, choice: int, reason: str) -> None:
         """One of the running choices has ended, with the last of them the request."""
-        self.running.pop(choice, None)
+        sequence = self.running.pop(choice, None)
+        if sequence is not None:
+            self.num_outputs += _num_outputs(sequence)
+            self.end_reasons.append(reason)
         if not self.running:
             self.end()
 
@@ -85,3 +94,17 @@ class Request:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(error)
+
+    def end_generating(self, span: Span) -> None:
+        """Tells what has come of the choices, those that still run among them."""
+        running = sum(map(_num_outputs, self.running.values()))
+        span.set(
+            {
+                "baton.output_tokens": self.num_outputs + running,
+                "baton.end_reasons": self.end_reasons,
+            }
+        )
+
+
+def _num_outputs(sequence: Sequence) -> int:
+    return len(sequence.output_token_ids) - sequence.num_prior_outputs

@@ -38,6 +38,7 @@ from worker.exporter import Exporter
 from worker.host import RoleService, WorkerHost
 from worker.outputs import PlainToken
 from worker.requests import RequestKey, RequestTable
+from worker.spans import dispatch_span
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,9 @@ class DecodeService(RoleService):
         plan = self._host.settings.digest_plan()
         # The router may have left meanwhile, and its requests end when it leaves.
         self._host.hub.require(dispatch.router_id)
-        state = Request(dispatch, prefill, prompt, plan, self._num_missing_blocks(prompt))
+        num_missing = self._num_missing_blocks(prompt)
+        span = dispatch_span(self._host.tracer, "decode", dispatch)
+        state = Request(dispatch, prefill, prompt, plan, num_missing, span)
         self._requests.start(dispatch, state, self._serve)
 
     async def _serve(self, request: Request) -> None:
@@ -91,13 +94,21 @@ class DecodeService(RoleService):
             if request.prefill is None:
                 block_size = self._host.engine.pool.block_size
                 await start_local(request, self._room, self._host.loop, block_size)
-                await request.ended
-                return
-            blocks, last_news = await self._reader.receive(request)
-            self._choices.start(request, blocks, last_news.first_tokens)
-            await request.ended
+            else:
+                blocks, last_news = await self._reader.receive(request)
+                self._choices.start(request, blocks, last_news.first_tokens)
+            await self._generate(request)
         finally:
             self._free(request)
+
+    async def _generate(self, request: Request) -> None:
+        """Until every choice has ended; the engine does it."""
+        is_local = request.prefill is None
+        with request.span.child("decode.generate", {"baton.computes_prompt": is_local}) as span:
+            try:
+                await request.ended
+            finally:
+                request.end_generating(span)
 
     def _free(self, request: Request) -> None:
         request.ended.cancel()
@@ -125,6 +136,7 @@ class DecodeService(RoleService):
         entry = self._imports.get(key)
         if entry is None:
             raise TransferError("the request ended while it waited for room")
+        request.span.event("room_granted", {"baton.held_blocks": len(entry.held)})
         link = request.peer.link.estimate()
         return kv_transfer_pb2.GrantReply(
             num_held_blocks=len(entry.held),
@@ -159,7 +171,7 @@ class DecodeService(RoleService):
             event(logger, logging.INFO, "prefill_gave_up", request_id=key[0], code=error.code)
         # The router hears of a failure from prefill itself.
         request.is_released = True
-        self._requests.abort(key)
+        self._requests.abort(key, "prefill gave up" if error else "the first tokens were the last")
 
     def _require(self, key: ImportKey) -> Request:
         request = self._requests.get(key)
@@ -191,6 +203,7 @@ class DecodeService(RoleService):
         for sequence in sequences:
             request = self._requests.get(sequence.request_key)
             if request is not None:
+                request.span.event("preempted", {"baton.choice": sequence.choice})
                 self._choices.give_back(request, sequence)
 
     def on_updates(self, updates: list[SequenceUpdate]) -> None:
@@ -211,18 +224,20 @@ class DecodeService(RoleService):
                 update.sequence, update.token, update.output_index, update.finish_reason
             )
             if request.prefill is None:
-                self._count_prefix(update)
+                self._note_first_token(request, update)
                 output.cached_tokens = update.sequence.num_cached_tokens
             self._host.hub.publish(request.dispatch.router_id, output)
             if update.finish_reason is not None:
-                request.end_choice(update.sequence.choice)
+                request.end_choice(update.sequence.choice, update.finish_reason.value)
 
-    def _count_prefix(self, update: SequenceUpdate) -> None:
+    def _note_first_token(self, request: Request, update: SequenceUpdate) -> None:
         """Once for a prompt that was computed here."""
         sequence = update.sequence
         if update.output_index == sequence.num_prior_outputs:
             self._host.counters.num_prefix_queries += sequence.num_tokens - 1
             self._host.counters.num_prefix_hits += sequence.num_cached_tokens
+            cached = {"baton.cached_tokens": sequence.num_cached_tokens}
+            request.span.event("first_token", cached)
 
     def on_failed(self, sequence: Sequence, error: Exception) -> None:
         request = self._requests.get(sequence.request_key)
@@ -252,7 +267,7 @@ class DecodeService(RoleService):
         """As if every sequence had been preempted: routers go on elsewhere."""
         for request in list(self._requests):
             self._choices.give_all_back(request)
-            self._requests.abort(request.key)
+            self._requests.abort(request.key, "handed over")
 
     def _has_begun(self, request: Request) -> bool:
         """Whether blocks belong to it, or did."""

@@ -29,6 +29,7 @@ SET_BY_CHART = frozenset(
         "http_port",
         "metrics_port",
         "model",
+        "otlp_traces_endpoint",
         "port",
         "redis_url",
         "release",
@@ -38,6 +39,7 @@ SET_BY_CHART = frozenset(
         "tls_cert",
         "tls_key",
         "tls_name",
+        "traces_sampling_ratio",
         "worker_id",
     }
 )

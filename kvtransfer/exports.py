@@ -18,6 +18,8 @@ import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from core.tracing import END_REASON, NO_SPAN, Span
+
 ExportKey = tuple[str, int]
 """(request_id, attempt)."""
 
@@ -42,6 +44,8 @@ class Export:
     """No renewal carries the lease beyond this time."""
     is_lent: bool = False
     """Of the prefix cache, and not of a hand-off."""
+    span: Span = NO_SPAN
+    """Of its life."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,11 @@ class ExportTable:
         """Whether such an export is open, or was not long ago."""
         return key in self._exports or key in self._ended
 
-    def open(self, key: ExportKey) -> None:
-        """Begins an export. The key must be new."""
+    def open(self, key: ExportKey, span: Span = NO_SPAN) -> None:
+        """Begins an export, whose end ends `span`. The key must be new."""
         assert not self.is_known(key), f"export {key} opened twice"
-        self._exports[key] = Export(key, expires_at=self._clock() + self._config.pin_s)
+        expires_at = self._clock() + self._config.pin_s
+        self._exports[key] = Export(key, expires_at=expires_at, span=span)
 
     def pin(self, key: ExportKey, block_ids: list[int]) -> None:
         """Takes a reference of each block; once per export. Ignored when it has ended."""
@@ -112,6 +117,7 @@ class ExportTable:
             return False
         now = self._clock()
         export.state = ExportState.ANNOUNCED
+        export.span.event("announced")
         export.expires_at = now + self._config.lease_s
         export.cap_at = now + self._config.max_lease_s
         return True
@@ -179,6 +185,8 @@ class ExportTable:
     def _end(self, export: Export, state: ExportState) -> None:
         del self._exports[export.key]
         export.state = state
+        export.span.set({"baton.blocks": len(export.block_ids), END_REASON: state.value})
+        export.span.end()
         self._release(export.block_ids)
         forget_at = self._clock() + self._config.max_lease_s
         self._ended[export.key] = (state is ExportState.RELEASED, forget_at)

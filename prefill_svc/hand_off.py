@@ -54,6 +54,7 @@ class HandOff:
         with pod_errors(peer.worker_id):
             grant: kv_transfer_pb2.GrantReply = await peer.imports.Grant(request, timeout=timeout_s)
         prompt.asked_at = None
+        prompt.phase.event("granted")
         prompt.link = LinkEstimate(grant.link_bytes_per_s, grant.link_overhead_s)
         return grant
 

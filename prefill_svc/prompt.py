@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.v1 import worker_pb2
 from core.sampling import SamplingParams
+from core.tracing import NO_SPAN, Span
 from engine.batch import Logprobs
 from engine.sequence import Sequence
 from kvtransfer.link import LinkEstimate
@@ -28,6 +29,9 @@ class Prompt:
     ticket: Ticket
     num_uncached: int
     """Tokens to compute, as it seemed when the prompt came, or its prefix was fetched."""
+    span: Span
+    phase: Span = NO_SPAN
+    """Of what happens now: it waits to be computed, or is."""
     source: worker_pb2.PrefixSource | None = None
     """Who seems to hold more of it than this worker."""
     block_ids: list[int] = field(default_factory=list)
@@ -46,6 +50,13 @@ class Prompt:
     @property
     def key(self) -> RequestKey:
         return self.sequence.request_key
+
+    def begin_compute(self) -> None:
+        """The engine has given it its blocks."""
+        self.phase.end()
+        self.phase = self.span.child(
+            "prefill.compute", {"baton.cached_tokens": self.sequence.num_cached_tokens}
+        )
 
     @property
     def num_remaining(self) -> int:

@@ -41,6 +41,7 @@ from worker.exporter import Exporter
 from worker.first_tokens import first_outputs, first_tokens
 from worker.host import RoleService, WorkerHost
 from worker.requests import RequestKey, RequestTable
+from worker.spans import dispatch_span
 
 QUICK_GRANT_S = 0.1
 """A grant that takes longer waits for room."""
@@ -94,7 +95,8 @@ class PrefillService(RoleService):
         sequence.block_hashes = block_hashes(tokens, self._block_size, sequence.scope)
         num_uncached = self._num_uncached(sequence)
         ticket = Ticket(decode.worker_id, sequence.num_tokens, num_blocks)
-        prompt = Prompt(dispatch, decode, sequence, sampling, ticket, num_uncached)
+        span = dispatch_span(self._host.tracer, "prefill", dispatch)
+        prompt = Prompt(dispatch, decode, sequence, sampling, ticket, num_uncached, span)
         # With log-probabilities of its own, a prompt is computed whole.
         if assignment.HasField("source") and not prompt.wants_logprobs:
             prompt.source = assignment.source
@@ -108,14 +110,17 @@ class PrefillService(RoleService):
 
     async def _serve(self, prompt: Prompt) -> None:
         key = prompt.key
+        prompt.phase = prompt.span.child("prefill.queue")
         try:
             await self._gate.enter(prompt.ticket)
+            prompt.phase.event("turn")
             grant = await self._prepare(prompt)
-            self._exports.open(key)
+            self._exports.open(key, prompt.span.child("prefill.export"))
             self._exporter.note_opened()
             self._host.loop.add(prompt.sequence)
             await self._hand_off.announce(prompt, grant)
         except BaseException as error:
+            prompt.phase.end(error)
             self._exports.revoke(key)
             if prompt.is_known_to_decode and not prompt.is_released:
                 self._host.tasks.start(self._hand_off.revoke_at_decode(prompt, error))
@@ -128,14 +133,21 @@ class PrefillService(RoleService):
         """Waits until decode has room, and meanwhile for what another worker has of the prompt."""
         if prompt.source is None:
             return await self._hand_off.ask_for_grant(prompt)
-        fetching = self._host.tasks.start(self._prefixes.bring(prompt.sequence, prompt.source))
+        fetching = self._host.tasks.start(self._fetch_prefix(prompt, prompt.source))
         try:
             grant = await self._hand_off.ask_for_grant(prompt)
             await fetching
-            prompt.num_uncached = self._num_uncached(prompt.sequence)
         finally:
             fetching.cancel()
         return grant
+
+    async def _fetch_prefix(self, prompt: Prompt, source: worker_pb2.PrefixSource) -> None:
+        told = {"baton.prefix_source": source.worker.worker_id}
+        with prompt.span.child("prefill.prefix_fetch", told, is_call=True) as span:
+            await self._prefixes.bring(prompt.sequence, source)
+            num_uncached = self._num_uncached(prompt.sequence)
+            span.set({"baton.fetched_tokens": prompt.num_uncached - num_uncached})
+            prompt.num_uncached = num_uncached
 
     # StepObserver: on the event loop, between steps
 
@@ -150,6 +162,7 @@ class PrefillService(RoleService):
             prompt = self._requests.get(item.sequence.request_key)
             if prompt is not None and not prompt.block_ids:
                 prompt.block_ids = list(item.sequence.block_table)
+                prompt.begin_compute()
                 self._exports.pin(prompt.key, prompt.block_ids)
                 self._gate.leave(prompt.ticket)
         return self._layer_boundaries(batch)
@@ -191,16 +204,20 @@ class PrefillService(RoleService):
         elapsed_s = self._host.clock() - self._step_began_at
         self._compute_meter.observe(self._num_step_tokens, elapsed_s)
         for update in updates:
-            prompt = self._requests.get(update.sequence.request_key)
+            sequence = update.sequence
+            prompt = self._requests.get(sequence.request_key)
             if prompt is None:
                 continue
             prompt.logprobs += update.prompt_logprobs
             firsts = first_tokens(update, prompt.sampling, self._host.engine.max_model_len)
             if not prompt.wants_logprobs:
-                for output in first_outputs(update.sequence, firsts):
+                for output in first_outputs(sequence, firsts):
                     self._host.hub.publish(prompt.dispatch.router_id, output)
-            end = update.sequence.num_computed_tokens // self._block_size
+            end = sequence.num_computed_tokens // self._block_size
+            prompt.phase.event("chunk", {"baton.computed_tokens": sequence.num_computed_tokens})
             if firsts:
+                prompt.phase.end()
+                prompt.span.event("first_token")
                 end = len(prompt.block_ids)
                 # All but the one that was just sampled.
                 self._host.counters.num_prefix_queries += prompt.sequence.num_tokens - 1

@@ -27,6 +27,7 @@ from core.rpc import RpcServer, settle_heap, wait_for_stop_signal
 from core.tasks import TaskSet
 from core.tls import load_tls
 from core.tokenizer import Tokenizer
+from core.tracing import make_tracer
 from router.admission import Admission, AdmissionConfig
 from router.admission_metrics import AdmissionMetrics
 from router.breaker import Breaker
@@ -84,6 +85,9 @@ class Router:
         keys = ApiKeys.load(settings.api_keys) if settings.api_keys else ApiKeys({})
         router_id = f"router-{uuid.uuid4().hex[:8]}"
         rng = random.Random()
+        self._tracer = make_tracer(
+            settings, "baton-router", router_id, settings.traces_sampling_ratio
+        )
         self._redis = connect_redis(settings.redis_url)
         self._tasks = TaskSet()
         self._is_ready = asyncio.Event()
@@ -108,6 +112,7 @@ class Router:
             worker_wait_s=settings.worker_wait_s,
             rng=rng,
             metrics=RouterMetrics(CollectorRegistry()),
+            tracer=self._tracer,
         )
         board = DemandBoard(self._redis)
         identity = RouterIdentity(router_id, settings.release, limits.served_name, _digest(folder))
@@ -184,6 +189,7 @@ class Router:
         await self._tasks.cancel(_STOP_GRACE_S)
         await self._fallback.close()
         await self._redis.aclose()
+        await self._tracer.close()
 
     async def _follow_readiness(self) -> None:
         """Health is SERVING while there is a worker of each role."""

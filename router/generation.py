@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from core.tokenizer import Tokenizer
+from core.tracing import Tracer
 from router.admission import Admission
 from router.breaker import Breaker
 from router.fallback import Fallback
@@ -44,6 +45,7 @@ class Generation:
     """How long a request waits in all while no worker of a role is ready."""
     rng: random.Random
     metrics: RouterMetrics
+    tracer: Tracer
     stream_ids: StreamIds = field(default_factory=StreamIds)
 
     def current_limits(self) -> ModelLimits:

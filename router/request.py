@@ -21,6 +21,7 @@ from core.errors import (
 )
 from core.logs import event
 from core.sampling import choice_seed
+from core.tracing import Span
 from router.admission import Ticket
 from router.admission_refusals import Demand
 from router.attach import WorkerLink
@@ -31,6 +32,7 @@ from router.generation import Generation
 from router.outputs import Outcome, OutputLog
 from router.placement import Sought
 from router.quotas import Charge
+from router.request_spans import attempt_span, end_request
 from router.tenants import Tenant
 from router.validate import (
     ResolvedRequest,
@@ -78,6 +80,7 @@ class RequestRun:
         deadline: float,
         tenant: Tenant,
         shared: Generation,
+        span: Span,
     ) -> None:
         self.log = OutputLog(num_choices(request))
         self._request = request
@@ -85,6 +88,7 @@ class RequestRun:
         self._deadline = deadline
         self._tenant = tenant
         self._shared = shared
+        self._span = span
         self._received_at = time.monotonic()
         self._worker_wait_s = shared.worker_wait_s
         self._route = inference_pb2.Route()
@@ -104,6 +108,10 @@ class RequestRun:
             self.log.fail(DeadlineExceeded("the request's time is over"))
         except Exception as error:
             self.log.fail(error)
+
+    def end_span(self, cancelled: str | None = None) -> None:
+        """Ends the request's span; `cancelled`: why nobody wants the request any more."""
+        end_request(self._span, self.log, self._route, self._ttft_s, cancelled)
 
     async def _resolve(self) -> ResolvedRequest:
         limits = self._shared.current_limits()
@@ -127,9 +135,11 @@ class RequestRun:
         """By this deployment's workers or, where they cannot, by the fallback."""
         admission, demand = self._shared.admission, self._demand(resolved)
         num_tokens = demand.num_prompt_tokens + admission.expected_outputs(demand)
+        self._span.set({"gen_ai.usage.input_tokens": demand.num_prompt_tokens})
         async with admission.quota(self._tenant, demand.request_id, num_tokens) as charge:
             try:
-                ticket = await admission.admit(demand)
+                with self._span.child("router.admission"):
+                    ticket = await admission.admit(demand)
                 try:
                     await self._generate(resolved, ticket)
                 finally:
@@ -227,7 +237,9 @@ class RequestRun:
         # What is handed off is the prompt of several choices, or one that is computed whole.
         may_stay = len(branch.choices) == 1 and resolved.prompt_logprobs is None
         token_ids = [*resolved.prompt_token_ids, *outputs]
-        placement = await self._place(Sought(token_ids, self._tenant.salt, branch.avoid, may_stay))
+        sought = Sought(token_ids, self._tenant.salt, branch.avoid, may_stay)
+        with self._span.child("router.placement"):
+            placement = await self._place(sought)
         prefill = placement.prefill
         self._route.prefill_worker = "" if prefill is None else prefill.worker_id
         self._route.decode_worker = placement.decode.worker_id
@@ -237,13 +249,20 @@ class RequestRun:
             placement.decode.worker_id,
             placement.num_uncached,
         )
+        dispatch = self._dispatch(resolved, branch)
+        with attempt_span(self._span, dispatch, placement, branch.choices) as span:
+            await self._run_attempt(dispatch, placement, branch, span)
+
+    async def _run_attempt(
+        self, dispatch: worker_pb2.Dispatch, placement: Placement, branch: _Branch, span: Span
+    ) -> None:
         with self._shared.breaker.attempt(placement.links) as trial:
 
             def on_first_output(link: WorkerLink) -> None:
                 branch.ticket.prefilled()
                 trial.works(link)
+                span.event("first_output", {"baton.worker": link.worker_id})
 
-            dispatch = self._dispatch(resolved, branch)
             attempt = Attempt(dispatch, placement, branch.choices, on_first_output)
             try:
                 await attempt.run()
@@ -251,9 +270,15 @@ class RequestRun:
                 if attempt.handoff_s is not None:
                     self._shared.placer.local_limit.observe_handoff(attempt.handoff_s)
                 # A later attempt may find outputs in the cache, too.
-                num_prompt = len(resolved.prompt_token_ids)
+                num_prompt = len(dispatch.prompt_token_ids)
                 self._route.cached_tokens = min(attempt.cached_tokens, num_prompt)
                 self._route.transferred_blocks = attempt.transferred_blocks
+                span.set(
+                    {
+                        "baton.cached_tokens": attempt.cached_tokens,
+                        "baton.transferred_blocks": attempt.transferred_blocks,
+                    }
+                )
 
     async def _place(self, sought: Sought) -> Placement:
         """Waits for a worker of each role, since one that has died may soon be replaced.
@@ -292,15 +317,15 @@ class RequestRun:
         )
 
     def _outcome(self, usage: inference_pb2.Usage) -> Outcome:
-        now = time.monotonic()
-        return Outcome(
-            usage=usage,
-            route=self._route,
-            timing=inference_pb2.Timing(
-                ttft_s=(self.log.first_token_at or now) - self._received_at,
-                total_s=now - self._received_at,
-            ),
-        )
+        total_s = time.monotonic() - self._received_at
+        ttft_s = total_s if self._ttft_s is None else self._ttft_s
+        timing = inference_pb2.Timing(ttft_s=ttft_s, total_s=total_s)
+        return Outcome(usage=usage, route=self._route, timing=timing)
+
+    @property
+    def _ttft_s(self) -> float | None:
+        first_at = self.log.first_token_at
+        return None if first_at is None else first_at - self._received_at
 
     def _backoff_s(self, num_failures: int, error: BatonError) -> float:
         """Doubles with every failure, at least what the worker asked for, spread by chance."""

@@ -21,9 +21,11 @@ from baton.v1 import inference_pb2
 from core.api_keys import DEFAULT_TENANT
 from core.errors import AlreadyExists, Cancelled, DeadlineExceeded, Unavailable
 from core.logs import event
+from core.tracing import NO_CONTEXT, TraceContext
 from router.generation import Generation
 from router.outputs import Follower
 from router.request import RequestRun
+from router.request_spans import begin_request
 
 logger = logging.getLogger(__name__)
 
@@ -73,18 +75,20 @@ class RequestTable:
         *,
         tenant: str = DEFAULT_TENANT,
         is_named: bool = True,
+        trace: TraceContext = NO_CONTEXT,
     ) -> Iterator[Follower]:
         """Follows the outputs of `request`, started now or joined. Raises AlreadyExists.
 
         `deadline` is in the event loop's time; of a call that joins, it ends what this call
         follows and not the request. `is_named` False: the id was drawn for this call, so that
-        no second one can come. Leaving the context gives the caller's interest up.
+        no second one can come. A request that this call starts goes on with its `trace`.
+        Leaving the context gives the caller's interest up.
         """
         if self._is_closed:
             raise Unavailable("the router is shutting down")
         is_named = is_named and bool(request.request_id)
         joined = self._join(request, tenant) if is_named else None
-        entry = joined or self._start(request, deadline, tenant, is_named)
+        entry = joined or self._start(request, deadline, tenant, is_named, trace)
         try:
             with entry.run.log.follow() as follower:
                 if joined is None:
@@ -95,6 +99,7 @@ class RequestTable:
         finally:
             if entry.run.log.num_followers == 0 and not entry.task.done():
                 self._forget(entry)
+                entry.run.end_span("the client left")
                 entry.task.cancel()
 
     async def run(self) -> None:
@@ -143,14 +148,21 @@ class RequestTable:
         return entry
 
     def _start(
-        self, request: inference_pb2.GenerateRequest, deadline: float, tenant: str, is_named: bool
+        self,
+        request: inference_pb2.GenerateRequest,
+        deadline: float,
+        tenant: str,
+        is_named: bool,
+        trace: TraceContext,
     ) -> _Entry:
         digest = _digest(request) if is_named else b""
         if not request.request_id:
             request.request_id = uuid.uuid4().hex
-        worker_request_id = f"{self._shared.router_id}/{next(self._numbers)}/{request.request_id}"
-        owner = self._shared.tenants.current.named(tenant)
-        run = RequestRun(request, worker_request_id, deadline, owner, self._shared)
+        shared = self._shared
+        worker_request_id = f"{shared.router_id}/{next(self._numbers)}/{request.request_id}"
+        owner = shared.tenants.current.named(tenant)
+        span = begin_request(shared.tracer, trace, request, owner, shared.limits.served_name)
+        run = RequestRun(request, worker_request_id, deadline, owner, shared, span)
         task = asyncio.get_running_loop().create_task(run.run())
         entry = _Entry((tenant, request.request_id), run, task, digest, is_named)
         self._running[entry.key] = entry
@@ -163,6 +175,7 @@ class RequestTable:
 
     def _ended(self, entry: _Entry) -> None:
         self._forget(entry)
+        entry.run.end_span()
         self._shared.metrics.request_ended(entry.run.log, entry.task.cancelled())
         # A failed request is run again when it is asked for again.
         if entry.is_named and entry.run.log.outcome is not None:

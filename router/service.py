@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
 from core.errors import BatonError
 from core.model_folder import ModelFolder
 from core.rpc import pod_errors
+from core.tracing import TraceContext
 from router.attach import WorkerLink
 from router.generation import Generation
 from router.outputs import MAX_TOKENS_PER_CHUNK, Follower
@@ -39,20 +40,22 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> None:
         """Writes to `context`: a generator between would cost more than the message."""
-        tenant = self._tenant(context)
+        metadata = _metadata(context)
+        tenant = self._tenant(metadata)
         check_request_id(request.request_id)
         remaining_s = context.time_remaining()
         timeout_s = self._request_timeout_s
         if remaining_s is not None:
             timeout_s = min(timeout_s, remaining_s)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        with self._table.follow(request, deadline, tenant=tenant) as follower:
+        trace = TraceContext(metadata.get("traceparent", ""), metadata.get("tracestate", ""))
+        with self._table.follow(request, deadline, tenant=tenant, trace=trace) as follower:
             await _write_all(follower, request.request_id, context.write)
 
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Any
     ) -> inference_pb2.ModelInfo:
-        self._tenant(context)
+        self._tenant(_metadata(context))
         limits = self._shared.current_limits()
         fingerprint = self._shared.placer.pool.fingerprint or types_pb2.Fingerprint()
         return inference_pb2.ModelInfo(
@@ -68,7 +71,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def GetStatus(
         self, request: inference_pb2.GetStatusRequest, context: Any
     ) -> inference_pb2.GetStatusResponse:
-        self._tenant(context)
+        self._tenant(_metadata(context))
         pool = self._shared.placer.pool
         workers = await asyncio.gather(
             *(_worker_status(link, request.audit) for link in pool.links)
@@ -83,10 +86,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             ),
         )
 
-    def _tenant(self, context: Any) -> str:
+    def _tenant(self, metadata: Mapping[str, str]) -> str:
         """The caller's tenant. Raises Unauthenticated."""
-        metadata = dict(context.invocation_metadata() or ())
         return self._shared.tenants.tenant(metadata.get("authorization"))
+
+
+def _metadata(context: Any) -> dict[str, str]:
+    return dict(context.invocation_metadata() or ())
 
 
 async def _write_all(

@@ -7,11 +7,12 @@ from pathlib import Path
 from pydantic import Field
 
 from core.tls import TlsSettings
+from core.tracing import TracingSettings
 from router.policies import PolicyName
 from router.tenants import ClassName
 
 
-class RouterSettings(TlsSettings):
+class RouterSettings(TlsSettings, TracingSettings):
     """Flags of `python -m router`."""
 
     model: str = Field(description="Model folder or hub name: tokenizer, limits, defaults")
@@ -104,5 +105,12 @@ class RouterSettings(TlsSettings):
         ge=0,
         description="How long after a stop signal answers may take to end; "
         "a second signal ends it at once",
+    )
+    traces_sampling_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of requests that are traced, of those that come without a "
+        "traceparent; with one, the caller has decided",
     )
     worker_poll_s: float = Field(1.0, gt=0, description="How often the registry is read")

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -23,6 +23,7 @@ from core.redis_client import connect_redis
 from core.registry import Registry
 from core.tasks import TaskSet
 from core.tls import Tls
+from core.tracing import Tracer
 from engine.engine import Engine
 from kvtransfer.base import Transport
 from kvtransfer.digests import BlockDigests
@@ -102,6 +103,7 @@ class Parts:
     """For calls between services; None: not encrypted."""
     ucx_log: UcxLog | None = None
     """Where UCX writes down which way KV moves; None: it does not."""
+    tracer: Tracer = field(default_factory=Tracer)
 
 
 class WorkerHost:
@@ -119,6 +121,7 @@ class WorkerHost:
         self.transport = parts.transport
         self.digests = parts.digests
         self.identity = parts.identity
+        self.tracer = parts.tracer
         self.clock = time.monotonic
         self.tasks = TaskSet()
         self.counters = WorkerCounters()
@@ -222,6 +225,7 @@ class WorkerHost:
                 await self.transport.close()
         self.digests.close()
         await self._redis.aclose()
+        await self.tracer.close()
 
     async def _heartbeat(self) -> None:
         """Every second: reaps, and publishes the worker's record."""

@@ -19,6 +19,7 @@ from core.model_folder import model_digest, resolve_model
 from core.rpc import RpcServer, run_service, settle_heap, wait_for_stop_signal
 from core.settings import load_settings
 from core.tls import load_tls
+from core.tracing import make_tracer
 from engine.engine import Engine, load_engine
 from engine.kv_cache import LAYOUT_NAME
 from kvtransfer.base import MemoryRegion, Transport
@@ -44,11 +45,12 @@ def run(prog: str, make_service: ServiceFactory) -> int:
     """Runs one worker until SIGINT or SIGTERM; the exit code."""
     settings = load_settings(WorkerSettings, f"python -m {prog}", sys.argv[1:])
     configure(settings.worker_id, settings.log_level)
-    return run_service(lambda: _serve(settings, make_service))
+    return run_service(lambda: _serve(settings, make_service, prog))
 
 
-async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None:
+async def _serve(settings: WorkerSettings, make_service: ServiceFactory, prog: str) -> None:
     tls = load_tls(settings)
+    tracer = make_tracer(settings, f"baton-{prog.removesuffix('_svc')}", settings.worker_id)
     log = contextlib.nullcontext() if settings.kv_require is None else ucx_log()
     with log as ucx, ThreadPoolExecutor(1, thread_name_prefix="device") as device:
         engine, digest = await asyncio.get_running_loop().run_in_executor(device, _load, settings)
@@ -60,7 +62,7 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None
         fingerprint = _fingerprint(engine, digest, transport)
         identity = Identity(settings.worker_id, epoch, fingerprint)
         await transport.start()
-        parts = Parts(engine, device, transport, BlockDigests(region), identity, tls, ucx)
+        parts = Parts(engine, device, transport, BlockDigests(region), identity, tls, ucx, tracer)
         server = RpcServer(settings.host, settings.port, tls)
         host = WorkerHost(settings, parts, server.set_serving)
         host.install(make_service(host), server.grpc_server)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from baton.v1 import worker_pb2
 from core.errors import Cancelled, DeadlineExceeded, from_exception, to_detail
 from core.tasks import TaskSet
+from core.tracing import Span
 from worker.outputs import OutputHub
 
 RequestKey = tuple[str, int]
@@ -28,7 +29,14 @@ def key_of(dispatch: worker_pb2.Dispatch) -> RequestKey:
     return (dispatch.request_id, dispatch.attempt)
 
 
-State = TypeVar("State")
+class Traced(Protocol):
+    """What a service keeps of a request has the span of this worker's part in it."""
+
+    @property
+    def span(self) -> Span: ...
+
+
+State = TypeVar("State", bound=Traced)
 Work = Callable[[State], Coroutine[Any, Any, None]]
 
 
@@ -37,6 +45,10 @@ class _Entry(Generic[State]):
     dispatch: worker_pb2.Dispatch
     state: State
     task: asyncio.Task[None]
+
+    def cancel(self, reason: str) -> None:
+        self.state.span.cancel(reason)
+        self.task.cancel()
 
 
 class RequestTable(Generic[State]):
@@ -87,10 +99,8 @@ class RequestTable(Generic[State]):
 
     async def _run(self, dispatch: worker_pb2.Dispatch, state: State, work: Work[State]) -> None:
         try:
-            async with asyncio.timeout(dispatch.timeout_s or None):
-                await work(state)
-        except TimeoutError:
-            self._publish_error(dispatch, DeadlineExceeded("the request's time is over"))
+            with state.span:
+                await _in_time(dispatch.timeout_s, work(state))
         except Exception as error:
             self._publish_error(dispatch, error)
 
@@ -99,6 +109,7 @@ class RequestTable(Generic[State]):
         entry = self._entries.get(key)
         if entry is not None:
             self._publish_error(entry.dispatch, error)
+            entry.state.span.end(error)
             entry.task.cancel()
 
     def fail_where(self, is_meant: Callable[[State], bool], error: Exception) -> None:
@@ -115,22 +126,34 @@ class RequestTable(Generic[State]):
         )
         self._hub.publish(dispatch.router_id, output)
 
-    def abort(self, key: RequestKey) -> None:
-        """Ends a request; that an unknown one was aborted is remembered for a while."""
+    def abort(self, key: RequestKey, reason: str = "aborted by the router") -> None:
+        """Ends a request; that an unknown one was aborted is remembered for a while.
+
+        `reason` is for its trace.
+        """
         entry = self._entries.get(key)
         if entry is None:
             self._aborted_early[key] = self._clock() + REMEMBER_S
         else:
-            entry.task.cancel()
+            entry.cancel(reason)
 
     def abort_router(self, router_id: str) -> None:
         """Ends everything that one router has dispatched."""
         for entry in list(self._entries.values()):
             if entry.dispatch.router_id == router_id:
-                entry.task.cancel()
+                entry.cancel("the router has left")
 
     def forget_old(self) -> None:
         """Drops what is remembered only for a while."""
         now = self._clock()
         self._aborted_early = {k: t for k, t in self._aborted_early.items() if t > now}
         self._ended = {k: t for k, t in self._ended.items() if t > now}
+
+
+async def _in_time(timeout_s: float, work: Coroutine[Any, Any, None]) -> None:
+    """Raises DeadlineExceeded when `work` takes longer; 0 is no limit."""
+    try:
+        async with asyncio.timeout(timeout_s or None):
+            await work
+    except TimeoutError:
+        raise DeadlineExceeded("the request's time is over") from None

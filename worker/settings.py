@@ -9,12 +9,13 @@ from typing import Literal
 from pydantic import Field
 
 from core.tls import TlsSettings
+from core.tracing import TracingSettings
 from engine.engine import EngineConfig
 from kvtransfer.digests import SAMPLE_EVERY, DigestPlan
 from kvtransfer.exports import LeaseConfig
 
 
-class WorkerSettings(TlsSettings):
+class WorkerSettings(TlsSettings, TracingSettings):
     """Settings that both roles have."""
 
     model: str = Field(description="Folder or hub name of the model.")

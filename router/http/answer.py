@@ -29,7 +29,13 @@ async def answer(call: Call, job: Job, form: Format, table: RequestTable, timeou
     with ExitStack() as following:
         followers = [
             following.enter_context(
-                table.follow(request, deadline, tenant=call.tenant, is_named=call.is_named)
+                table.follow(
+                    request,
+                    deadline,
+                    tenant=call.tenant,
+                    is_named=call.is_named,
+                    trace=call.trace,
+                )
             )
             for request in job.requests
         ]

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from core.errors import InvalidArgument
 from core.rpc import MAX_REQUEST_BYTES
+from core.tracing import TraceContext
 from router.http.errors import CLIENT_LEFT, ClientLeft, HttpError
 from router.validate import check_request_id
 
@@ -50,6 +51,11 @@ class Call:
     def header(self, name: str) -> str | None:
         value = self._headers.get(name.encode("ascii"))
         return None if value is None else value.decode("latin-1")
+
+    @property
+    def trace(self) -> TraceContext:
+        """The client's trace, if it has one."""
+        return TraceContext(self.header("traceparent") or "", self.header("tracestate") or "")
 
     def take_request_id(self) -> None:
         """Uses the client's `x-request-id` if there is one. Raises HttpError."""

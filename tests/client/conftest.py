@@ -83,12 +83,14 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         self.workers = [worker_status()]
         self.audits: list[bool] = []
         self.authorizations: list[str | None] = []
+        self.traceparents: list[str | None] = []
 
     def _note_authorization(self, context):
         self.authorizations.append(dict(context.invocation_metadata()).get("authorization"))
 
     def Generate(self, request, context):
         self._note_authorization(context)
+        self.traceparents.append(dict(context.invocation_metadata()).get("traceparent"))
         self.requests.append(request)
         self.time_remaining = context.time_remaining()
         context.add_callback(self.call_ended.set)

@@ -7,6 +7,7 @@ import pytest
 from client import AsyncBatonClient, BatonClient, Choice, Route, Timing, Usage
 from core.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from tests.client.conftest import two_answers
+from tests.traces import CALLER
 
 
 def test_generate_returns_the_whole_completion(router):
@@ -57,6 +58,28 @@ async def test_every_call_of_the_asyncio_client_carries_the_api_key(router):
         await client.model()
         await client.status()
     assert router.authorizations == ["Bearer secret"] * 3
+
+
+def test_a_request_carries_the_trace_of_its_caller_if_it_has_one(router):
+    with BatonClient(router.address, "secret") as client:
+        client.generate("x", traceparent=CALLER)
+        client.generate("x")
+    assert router.traceparents == [CALLER, None]
+    assert router.authorizations == ["Bearer secret"] * 2
+
+
+async def test_so_does_a_request_of_the_asyncio_client(router):
+    async with AsyncBatonClient(router.address) as client:
+        await client.generate("x", traceparent=CALLER)
+    assert router.traceparents == [CALLER]
+
+
+def test_a_trace_that_no_header_can_carry_is_refused(router):
+    with (
+        BatonClient(router.address) as client,
+        pytest.raises(InvalidArgument, match="traceparent must be printable ASCII"),
+    ):
+        client.generate("x", traceparent="a\nb")
 
 
 def test_an_api_key_that_no_header_can_carry_is_refused():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -62,7 +62,12 @@ def _is_idle(worker) -> bool:  # type: ignore[no-untyped-def]
 
 
 @contextmanager
-def running_stack(model: Path, *args: str, local_prefill: int | None = 0) -> Iterator[RunningStack]:
+def running_stack(
+    model: Path,
+    *args: str,
+    local_prefill: int | None = 0,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[RunningStack]:
     """Starts `baton up` on a free port, and stops it as Ctrl-C does.
 
     Every request is handed off, however short; up to `local_prefill` tokens stay on decode.
@@ -70,7 +75,7 @@ def running_stack(model: Path, *args: str, local_prefill: int | None = 0) -> Ite
     """
     if local_prefill is not None:
         args = (*args, f"--router-args=--local-prefill-max-tokens {local_prefill}")
-    with local_stack("--model", str(model), *args, env=QUIET) as stack:
+    with local_stack("--model", str(model), *args, env={**QUIET, **(env or {})}) as stack:
         yield RunningStack(stack.address, stack.http, stack.process)
 
 

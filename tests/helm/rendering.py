@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -97,7 +98,8 @@ def render(
 def _set(values: Iterable[str]) -> list[str]:
     args: list[str] = []
     for value in values:
-        is_json = value.endswith(("}", "]", "null"))
+        # To `--set` a number with a fraction is a string.
+        is_json = value.endswith(("}", "]", "null")) or re.search(r"=\d+\.\d+$", value)
         args += ["--set-json" if is_json else "--set", value]
     return args
 

@@ -88,6 +88,12 @@ def test_the_router_image_has_no_torch():
     assert "torch" not in " ".join(rest for _, rest in steps("build-router"))
 
 
+@pytest.mark.parametrize("stage", ["build-router", "build-worker", "build-worker-cpu"])
+def test_every_image_can_send_traces(stage):
+    installed = [rest for _, rest in stages()[stage]["steps"] if "--no-build-isolation" in rest]
+    assert [re.search(r"otel\]'$", command) is not None for command in installed] == [True]
+
+
 @pytest.mark.slow
 def test_the_routers_steps_install_a_router_that_starts(tmp_path):
     """Runs the steps of its build stage in a clean folder; needs the package index."""

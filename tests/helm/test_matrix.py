@@ -31,6 +31,7 @@ EVERYTHING = (
     "nvlink.mode=host",
     "tls.mode=certManager",
     "tls.certManager.issuerRef.name=serving",
+    "tracing.endpoint=http://collector:4318/v1/traces",
 )
 
 

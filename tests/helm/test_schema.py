@@ -42,6 +42,9 @@ WRONG = {
     "tls.certManager.issuerRef.colour=blue": "colour",
     "router.settings.tls_cert=/cert": "tls_cert",
     "worker.settings.tls_name=other": "tls_name",
+    "tracing.endpoint=collector:4317": "endpoint",
+    "tracing.samplingRatio=1.5": "samplingRatio",
+    "router.settings.traces_sampling_ratio=1": "traces_sampling_ratio",
 }
 
 

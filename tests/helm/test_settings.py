@@ -14,6 +14,8 @@ from router.settings import RouterSettings
 from tests.helm.rendering import EXAMPLES, environment, render
 from worker.settings import WorkerSettings
 
+COLLECTOR = "http://collector:4318/v1/traces"
+
 
 def read(monkeypatch, cls, settings, container):
     """A service's settings as they come out of a pod's environment."""
@@ -64,6 +66,24 @@ def test_a_service_finds_its_certificate_where_it_is_mounted(component, cls, mon
     assert certificate["dnsNames"] == [settings.tls_name]
 
 
+@pytest.mark.parametrize(
+    ("component", "cls"),
+    [("router", RouterSettings), ("prefill", WorkerSettings), ("decode", WorkerSettings)],
+)
+def test_every_service_knows_where_traces_go(component, cls, monkeypatch):
+    rendering = render(f"tracing.endpoint={COLLECTOR}", "tracing.samplingRatio=0.05")
+    settings = read(monkeypatch, cls, rendering.settings(component), rendering.container(component))
+    assert settings.otlp_traces_endpoint == COLLECTOR
+    if component == "router":
+        assert settings.traces_sampling_ratio == 0.05
+
+
+def test_by_default_nothing_is_traced():
+    rendering = render()
+    for component in ("router", "prefill", "decode"):
+        assert not [name for name in rendering.settings(component) if "TRACES" in name]
+
+
 def test_every_variable_is_one_that_the_service_reads():
     known = {
         "router": RouterSettings.model_fields.keys() | settings_schema.SET_BY_CHART,
@@ -74,6 +94,7 @@ def test_every_variable_is_one_that_the_service_reads():
         "router.apiKeysSecret.name=keys",
         "router.tenantsSecret.name=tenants",
         "tls.mode=certManager",
+        f"tracing.endpoint={COLLECTOR}",
     )
     for component, fields in known.items():
         names = {*rendering.settings(component), *environment(rendering.container(component))}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 import pytest
 
 from baton.v1 import types_pb2, worker_pb2
 from core.errors import Cancelled
 from core.tasks import TaskSet
+from core.tracing import NO_SPAN, Span
 from worker.outputs import OutputHub
 from worker.requests import REMEMBER_S, RequestTable
 
@@ -22,6 +24,12 @@ async def until_over() -> None:
         await asyncio.sleep(0)
 
 
+@dataclass
+class State:
+    name: str
+    span: Span = NO_SPAN
+
+
 class Bench:
     """A table whose requests note that they started and end at once."""
 
@@ -30,14 +38,14 @@ class Bench:
         self.started: list[str] = []
         load = (types_pb2.Load(), types_pb2.WORKER_STATE_READY)
         hub = OutputHub(lambda: load, lambda _: None)
-        self.table: RequestTable[str] = RequestTable(hub, TaskSet(), lambda: self.now)
+        self.table: RequestTable[State] = RequestTable(hub, TaskSet(), lambda: self.now)
 
     async def run(self, name: str) -> None:
-        self.table.start(DISPATCH, name, self._work)
+        self.table.start(DISPATCH, State(name), self._work)
         await until_over()
 
-    async def _work(self, name: str) -> None:
-        self.started.append(name)
+    async def _work(self, state: State) -> None:
+        self.started.append(state.name)
 
 
 async def test_a_dispatch_that_comes_again_after_its_request_ended_starts_nothing() -> None:
@@ -66,12 +74,13 @@ async def test_an_abort_that_overtakes_its_dispatch_refuses_it() -> None:
 
 async def test_a_request_is_not_found_any_more_in_the_turn_in_which_its_task_ended() -> None:
     bench = Bench()
-    found: list[str | None] = []
+    found: list[State | None] = []
+    state = State("state")
 
-    async def work(name: str) -> None:
+    async def work(_: State) -> None:
         found.append(bench.table.get(KEY))
         asyncio.get_running_loop().call_soon(lambda: found.append(bench.table.get(KEY)))
 
-    bench.table.start(DISPATCH, "state", work)
+    bench.table.start(DISPATCH, state, work)
     await until_over()
-    assert found == ["state", None]
+    assert found == [state, None]

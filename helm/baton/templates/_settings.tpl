@@ -21,6 +21,13 @@ BATON_{{ upper $name }}: {{ include "baton.settingText" $value | quote }}
 {{- end }}
 {{- end -}}
 
+{{/* Where traces go, for a ConfigMap, if they are wanted. Takes root. */}}
+{{- define "baton.tracingData" -}}
+{{- with .Values.tracing.endpoint }}
+BATON_OTLP_TRACES_ENDPOINT: {{ . | quote }}
+{{- end }}
+{{- end -}}
+
 {{/* URL of Redis; empty if a Secret says it. Takes root. */}}
 {{- define "baton.redisUrl" -}}
 {{- if .Values.redis.enabled -}}

@@ -79,6 +79,7 @@ data:
   BATON_DEVICE: {{ gt (int $values.gpu.count) 0 | ternary "cuda" "cpu" }}
   {{- with include "baton.redisData" .root | trim }}{{ . | nindent 2 }}{{ end }}
   {{- with include "baton.tlsData" .root | trim }}{{ . | nindent 2 }}{{ end }}
+  {{- with include "baton.tracingData" .root | trim }}{{ . | nindent 2 }}{{ end }}
   {{- with include "baton.settingsData" $values.settings | trim }}{{ . | nindent 2 }}{{ end }}
 {{- end -}}
 

@@ -299,6 +299,7 @@ class Dispatch(_message.Message):
     N_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     STREAM_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     """from 1"""
@@ -318,6 +319,8 @@ class Dispatch(_message.Message):
     """The router's number of the dispatch's first sequence; the others follow it. No
     other dispatch of this router has one of these numbers.
     """
+    traceparent: _builtins.str
+    """W3C Trace Context: the span that the worker's own go below; empty: no trace."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -347,10 +350,11 @@ class Dispatch(_message.Message):
         n: _builtins.int = ...,
         prompt_logprobs: _builtins.int | None = ...,
         stream_id: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "attempt", b"attempt", "eos_token_ids", b"eos_token_ids", "hash_salt", b"hash_salt", "n", b"n", "output_token_ids", b"output_token_ids", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "stream_id", b"stream_id", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "attempt", b"attempt", "eos_token_ids", b"eos_token_ids", "hash_salt", b"hash_salt", "n", b"n", "output_token_ids", b"output_token_ids", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "stream_id", b"stream_id", "timeout_s", b"timeout_s", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
