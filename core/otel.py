@@ -23,13 +23,20 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from core.errors import from_exception, status_of
 from core.logs import event
-from core.tracing import END_REASON, NO_SPAN, Attributes, Span, TraceContext, Tracer
+from core.tracing import (
+    END_REASON,
+    NO_ATTRIBUTES,
+    NO_SPAN,
+    Attributes,
+    Span,
+    TraceContext,
+    Tracer,
+)
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 1.0
 """So long a process that stops waits for its last spans to be sent."""
-_NONE: Attributes = {}
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -55,7 +62,7 @@ class RecordedSpan(Span):
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def child(
-        self, name: str, attributes: Attributes = _NONE, *, is_call: bool = False
+        self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, is_call: bool = False
     ) -> RecordedSpan:
         span = self._tracer.start_span(
             name,
@@ -69,7 +76,7 @@ class RecordedSpan(Span):
         if self._span.is_recording():
             self._span.set_attributes(attributes)
 
-    def event(self, name: str, attributes: Attributes = _NONE) -> None:
+    def event(self, name: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
         if self._span.is_recording():
             self._span.add_event(name, attributes)
 
@@ -106,7 +113,9 @@ class OtelTracer(Tracer):
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("baton")
 
-    def serve(self, name: str, context: TraceContext, attributes: Attributes = _NONE) -> Span:
+    def serve(
+        self, name: str, context: TraceContext, attributes: Attributes = NO_ATTRIBUTES
+    ) -> Span:
         parent = None
         if context.traceparent:
             parent = _PROPAGATOR.extract(context._asdict())

@@ -10,7 +10,7 @@ ones are in core/otel.py, which alone needs OpenTelemetry.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import NamedTuple, Self
 
 from pydantic import Field
@@ -20,7 +20,7 @@ from core.settings import Settings
 
 Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
 
-_NONE: Attributes = {}
+NO_ATTRIBUTES: Attributes = MappingProxyType({})
 
 END_REASON = "baton.end_reason"
 """Attribute of a span that ends early: why."""
@@ -48,14 +48,16 @@ class Span:
         """What another process has to be told, so that its spans go below this one."""
         return ""
 
-    def child(self, name: str, attributes: Attributes = _NONE, *, is_call: bool = False) -> Span:
+    def child(
+        self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, is_call: bool = False
+    ) -> Span:
         """A part of this one, from now on. `is_call`: what happens in other processes."""
         return self
 
     def set(self, attributes: Attributes) -> None:
         """Says more about it; nothing when it has ended."""
 
-    def event(self, name: str, attributes: Attributes = _NONE) -> None:
+    def event(self, name: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
         """Something happens now; nothing when it has ended."""
 
     def end(self, error: BaseException | None = None) -> None:
@@ -79,7 +81,9 @@ class Span:
 class Tracer:
     """Begins the spans of one process: here such as record nothing."""
 
-    def serve(self, name: str, context: TraceContext, attributes: Attributes = _NONE) -> Span:
+    def serve(
+        self, name: str, context: TraceContext, attributes: Attributes = NO_ATTRIBUTES
+    ) -> Span:
         """What this process does for a call that came with `context`."""
         return NO_SPAN
 
