@@ -56,7 +56,7 @@ _VOCAB_SIZE, _MAX_MODEL_LEN = 32_000, 8192
 
 
 def main() -> int:
-    arguments = _parser().parse_args()
+    arguments = make_parser().parse_args()
     reporter = Reporter("serve", arguments.json)
     if arguments.peer is not None:
         compare(reporter, arguments)
@@ -66,7 +66,7 @@ def main() -> int:
     return reporter.finish()
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argument_parser(__doc__)
     target = parser.add_argument_group("what is measured (default: a stack of its own)")
     where = target.add_mutually_exclusive_group()

@@ -3,8 +3,8 @@
 Both serve the random Llama of 246 million parameters in bfloat16. All take turns, several each;
 a figure is the median of its turns, a ratio the median of the ratios within one round of turns.
 
-*pair*: 1P1D each, half of the cores for prefill and half for decode; prompts of 512 tokens
-that come so slowly that none waits for another.
+*pair*: 1P1D each, half of the cores for prefill and half for decode; prompts of 512 tokens, one
+after the other.
 
 *interference*: 8 streams decode while a prompt of 2,000 tokens comes every two seconds. Baton
 1P1D against one server on all cores, vLLM's and Baton's own, that computes a chunk of the prompt
@@ -39,11 +39,11 @@ CHUNKS = (512, 1024, 2048)
 MAX_MODEL_LEN = 4096
 _OPTIONS = {"temperature": 0, "ignore_eos": True}
 _TIMEOUT_S = 120.0
-_REST_S = 1.0
-"""Between two turns: what was taken back ends."""
+_REST_S = 0.5
+"""After a load: what was taken back ends."""
 
 PAIR_PROMPT, PAIR_OUTPUTS = 512, 64
-_PAIR_REQUESTS, _PAIR_PERIOD_S = 6, 4.0
+_PAIR_REQUESTS = 5
 
 NUM_STREAMS, _STREAM_PROMPT, _STREAM_OUTPUTS = 8, 64, 3000
 LONG_PROMPT, _LONG_OUTPUTS = 2000, 8
@@ -162,32 +162,30 @@ def _take_turns(
     num_rounds: int,
     turn: Callable[[Endpoint, random.Random], Coroutine[Any, Any, Figures]],
 ) -> None:
-    """Every round has another order. The first round warms up and does not count."""
+    """Every round has another order."""
     draw = random.Random(0)
-    for number in range(num_rounds + 1):
+    for number in range(num_rounds):
         for subject in draw.sample(subjects, len(subjects)):
             with subject.turn():
                 figures = uvloop.run(turn(subject.endpoint, draw))
             shown = {name: round(value, 1) for name, value in figures.items()}
             print(f"{case}, round {number}, {subject.name}: {shown}", file=sys.stderr, flush=True)
-            if number > 0:
-                subject.turns.append(figures)
+            subject.turns.append(figures)
     for subject in subjects:
         medians = {name: subject.median(name) for name in subject.turns[0]}
         reporter.row(case=case, server=subject.name, **medians)
 
 
 async def _pair_turn(endpoint: Endpoint, draw: random.Random) -> Figures:
-    """Requests that do not meet."""
+    """One request after the other. The first wakes the servers up and does not count."""
     prompts = Prompts(endpoint.vocab_size, draw)
-    load = [
-        Planned(number * _PAIR_PERIOD_S, prompts.draw(PAIR_PROMPT), PAIR_OUTPUTS)
-        for number in range(_PAIR_REQUESTS)
-    ]
-    records = await _served(endpoint, load, num_awaited=len(load))
+    records = []
+    for _ in range(1 + _PAIR_REQUESTS):
+        load = [Planned(0.0, prompts.draw(PAIR_PROMPT), PAIR_OUTPUTS)]
+        records += await _served(endpoint, load, num_awaited=1)
     return {
-        "ttft_p50_ms": median(record.ttft_s for record in records) * 1e3,
-        "tpot_p50_ms": median(record.tpot_s or 0.0 for record in records) * 1e3,
+        "ttft_p50_ms": median(record.ttft_s for record in records[1:]) * 1e3,
+        "tpot_p50_ms": median(record.tpot_s or 0.0 for record in records[1:]) * 1e3,
     }
 
 
