@@ -51,8 +51,6 @@ from bench.serve_stacks import Endpoint, baton, disaggregated, own_cores
 from client import BatonClient
 
 _PROGRESS_S = 5.0
-_VOCAB_SIZE, _MAX_MODEL_LEN = 32_000, 8192
-"""Of a server that does not tell."""
 
 
 def main() -> int:
@@ -88,7 +86,12 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --url: answers may end early; by default they are asked not to (ignore_eos)",
     )
-    target.add_argument("--vocab-size", type=int, default=_VOCAB_SIZE, help="for --url [32000]")
+    target.add_argument(
+        "--vocab-size", metavar="N", type=int, default=32_000, help="for --url [32000]"
+    )
+    target.add_argument(
+        "--max-model-len", metavar="N", type=int, default=8192, help="for --url and --trace [8192]"
+    )
     load = parser.add_argument_group("the load")
     load.add_argument("--rate", type=float, default=1.0, help="requests a second [1]")
     load.add_argument("--seconds", type=float, default=30.0, help="that count [30]")
@@ -125,7 +128,7 @@ def _target(arguments: argparse.Namespace) -> Iterator[Endpoint]:
             name=arguments.url,
             model=arguments.model or "",
             vocab_size=arguments.vocab_size,
-            max_model_len=_MAX_MODEL_LEN,
+            max_model_len=arguments.max_model_len,
             url=arguments.url,
         )
     elif arguments.grpc is not None:

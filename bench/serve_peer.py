@@ -27,6 +27,7 @@ from typing import Any
 
 import uvloop
 
+from bench.cpu_meter import CpuMeter
 from bench.report import Reporter, quantile
 from bench.serve_clients import HttpClient, LoadRun
 from bench.serve_figures import Record
@@ -54,7 +55,7 @@ _STREAMS_AHEAD_S = 5.0
 BATON, COLOCATED, VLLM = "baton 1P1D", "baton colocated", "vllm"
 
 Figures = Mapping[str, float]
-"""What one turn has shown, in milliseconds."""
+"""What one turn has shown: latencies, and the cores that it and everybody else kept busy."""
 
 
 @dataclass
@@ -167,8 +168,13 @@ def _take_turns(
     for number in range(num_rounds):
         for subject in draw.sample(subjects, len(subjects)):
             with subject.turn():
-                figures = uvloop.run(turn(subject.endpoint, draw))
-            shown = {name: round(value, 1) for name, value in figures.items()}
+                meter = CpuMeter.start()
+                figures = {
+                    **uvloop.run(turn(subject.endpoint, draw)),
+                    "own_cores": meter.own_cores(),
+                    "other_cores": meter.other_cores(),
+                }
+            shown = {name: round(value, 2) for name, value in figures.items()}
             print(f"{case}, round {number}, {subject.name}: {shown}", file=sys.stderr, flush=True)
             subject.turns.append(figures)
     for subject in subjects:
