@@ -114,6 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--case", action="append", choices=list(CASES), help="what is compared [everything]"
     )
     peer.add_argument("--rounds", type=int, default=3, help="turns that each server gets [3]")
+    peer.add_argument("--long-period-s", type=float, default=2.0, help="between long prompts [2]")
     peer.add_argument(
         "--chunk", type=int, action="append", help="colocated: tokens of a step [512, 1024, 2048]"
     )

@@ -6,21 +6,24 @@ a figure is the median of its turns, a ratio the median of the ratios within one
 *pair*: 1P1D each, half of the cores for prefill and half for decode; prompts of 512 tokens, one
 after the other.
 
-*interference*: 8 streams decode while a prompt of 2,000 tokens comes every two seconds. Baton
-1P1D against one server on all cores, vLLM's and Baton's own, that computes a chunk of the prompt
-in each step beside the streams. A chunk has 512, 1,024 or 2,048 tokens; what counts is the one
-with which the server does best.
+*interference*: 8 streams decode while prompts of 2,000 tokens come, one every `--long-period-s`:
+two seconds, or as long as one of the machine's cores takes for one. Baton 1P1D against one server
+on all cores, vLLM's and Baton's own, that computes a chunk of the prompt in each step beside the
+streams. A chunk has 512, 1,024 or 2,048 tokens; what counts is the one with which the server does
+best.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -48,7 +51,8 @@ _PAIR_REQUESTS = 5
 
 NUM_STREAMS, _STREAM_PROMPT, _STREAM_OUTPUTS = 8, 64, 3000
 LONG_PROMPT, _LONG_OUTPUTS = 2000, 8
-_NUM_LONG, _LONG_PERIOD_S = 8, 2.0
+_LONG_FOR_S = 16.0
+"""So long long prompts come."""
 _STREAMS_AHEAD_S = 5.0
 """The streams begin before the first long prompt by so much."""
 
@@ -126,8 +130,9 @@ def interference(reporter: Reporter, peer: Peer, arguments: argparse.Namespace) 
             ):
                 endpoint = stack.enter_context(baton(topology, peer.model))
                 subjects[kind] = Subject(topology.name, endpoint)
+            turn = partial(_mixed_turn, period_s=arguments.long_period_s)
             case = f"interference {chunk}"
-            _take_turns(reporter, case, list(subjects.values()), arguments.rounds, _mixed_turn)
+            _take_turns(reporter, case, list(subjects.values()), arguments.rounds, turn)
         found.append(subjects)
     for kind in (VLLM, COLOCATED):
         # Each block has a 1P1D of its own, measured in the same rounds.
@@ -195,17 +200,18 @@ async def _pair_turn(endpoint: Endpoint, draw: random.Random) -> Figures:
     }
 
 
-async def _mixed_turn(endpoint: Endpoint, draw: random.Random) -> Figures:
+async def _mixed_turn(endpoint: Endpoint, draw: random.Random, period_s: float) -> Figures:
     """Streams, and long prompts between their tokens."""
     prompts = Prompts(endpoint.vocab_size, draw)
-    times = [_STREAMS_AHEAD_S + number * _LONG_PERIOD_S for number in range(_NUM_LONG)]
+    num_long = math.ceil(_LONG_FOR_S / period_s)
+    times = [_STREAMS_AHEAD_S + number * period_s for number in range(num_long)]
     load = [Planned(due_s, prompts.draw(LONG_PROMPT), _LONG_OUTPUTS) for due_s in times]
     load += [
         Planned(0.0, prompts.draw(_STREAM_PROMPT), _STREAM_OUTPUTS) for _ in range(NUM_STREAMS)
     ]
-    records = await _served(endpoint, load, num_awaited=_NUM_LONG)
-    long, streams = records[:_NUM_LONG], records[_NUM_LONG:]
-    end_s = times[-1] + _LONG_PERIOD_S
+    records = await _served(endpoint, load, num_awaited=num_long)
+    long, streams = records[:num_long], records[num_long:]
+    end_s = times[-1] + period_s
     gaps = [gap for record in streams for gap in record.gaps_s(_STREAMS_AHEAD_S, end_s)]
     return {
         "itl_p50_ms": quantile(gaps, 0.5) * 1e3,

@@ -20,7 +20,7 @@ import psutil
 
 from bench.pods import Pod
 from bench.router_stacks import free_ports, wait_http
-from bench.serve_stacks import Endpoint, pinned
+from bench.serve_stacks import Endpoint
 from client.processes import ProcessSpec
 from core.model_folder import ModelFolder
 
@@ -66,7 +66,8 @@ class Peer:
         )
 
     def server(self, name: str, port: int, cores: Sequence[int], *flags: str) -> ProcessSpec:
-        """One server with a thread on each of `cores`."""
+        """One server with a thread on each of `cores`. Its other threads, one of which polls all
+        the time where KV is transferred, run anywhere: that suits it better."""
         (side_port,) = free_ports(1)
         argv = [str(self.python), "-P", "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", str(self.model), "--served-model-name", self.model.name]
@@ -82,8 +83,7 @@ class Peer:
             "HF_HUB_OFFLINE": "1",
             "UCX_NET_DEVICES": "lo",
         }
-        spec = ProcessSpec(name, (*argv, *flags), env)
-        return pinned(spec, cores)
+        return ProcessSpec(name, (*argv, *flags), env)
 
     def _preloaded(self) -> list[str]:
         openmp = self.python.parent.parent / "lib" / "libiomp5.so"
