@@ -92,12 +92,17 @@ class Subject:
 
 
 def compare(reporter: Reporter, arguments: argparse.Namespace) -> None:
-    """Runs the cases that are asked for. Without the peer it says how to install it."""
+    """Runs the cases that are asked for. Without the peer it says how to install it.
+
+    Raises SystemExit on a machine with one core, which prefill and decode cannot share fairly.
+    """
     python: Path | None = arguments.peer_python
     if python is None or not is_installed(python):
         print(f"skipped: vLLM is not installed in --peer-python: {INSTALL}", file=sys.stderr)
         reporter.row(skipped="vllm is not installed")
         return
+    if len(own_cores()) < 2:
+        raise SystemExit("comparing needs at least two cores: one for prefill, one for decode")
     peer = Peer(python.absolute(), model_of_words(), MAX_MODEL_LEN)
     for name in arguments.case or CASES:
         CASES[name](reporter, peer, arguments)

@@ -6,12 +6,13 @@ are those of its documentation for CPUs and for its NixlConnector.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes.util
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,19 +66,18 @@ class Peer:
             url=f"http://127.0.0.1:{port}/v1",
         )
 
-    def server(self, name: str, port: int, cores: Sequence[int], *flags: str) -> ProcessSpec:
-        """One server with a thread on each of `cores`. Its other threads, one of which polls all
-        the time where KV is transferred, run anywhere: that suits it better."""
+    def server(self, name: str, port: int, threads: Mapping[str, str], *flags: str) -> ProcessSpec:
+        """One server; the variables `threads` say how many threads compute, and where."""
         (side_port,) = free_ports(1)
         argv = [str(self.python), "-P", "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", str(self.model), "--served-model-name", self.model.name]
         argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"]
         argv += ["--block-size", str(_BLOCK_SIZE), "--max-model-len", str(self.max_model_len)]
         env = {
+            **threads,
             "PYTHONPATH": "",
             "LD_PRELOAD": ":".join(self._preloaded()),
             "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB),
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
@@ -101,22 +101,24 @@ class PeerServers:
 
     def hold(self) -> None:
         """They get no more time until `release`."""
-        for process in self._processes():
-            process.suspend()
+        self._each(psutil.Process.suspend)
 
     def release(self) -> None:
-        for process in self._processes():
-            process.resume()
+        self._each(psutil.Process.resume)
 
     def stop(self) -> None:
         """Ends them and their children. Harmless when some are gone."""
         processes = self._processes()
-        for process in processes:
-            process.resume()
-            process.terminate()
+        self._each(psutil.Process.resume)
+        self._each(psutil.Process.terminate)
         _, alive = psutil.wait_procs(processes, _STOP_TIMEOUT_S)
         for process in alive:
             process.kill()
+
+    def _each(self, act: Callable[[psutil.Process], None]) -> None:
+        for process in self._processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                act(process)
 
     def _processes(self) -> list[psutil.Process]:
         roots = [psutil.Process(pod.pid) for pod in self._pods if pod.is_running]
@@ -128,22 +130,30 @@ def peer_alone(peer: Peer, chunk: int, cores: Sequence[int]) -> Iterator[PeerSer
     """One server on all `cores`, whose steps have up to `chunk` tokens."""
     (port,) = free_ports(1)
     name = f"vllm {chunk}"
-    spec = peer.server(name, port, cores, "--max-num-batched-tokens", str(chunk))
+    threads = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))}
+    spec = peer.server(name, port, threads, "--max-num-batched-tokens", str(chunk))
     with _started([spec], [port], peer.endpoint(name, port)) as servers:
         yield servers
 
 
 @contextmanager
 def peer_pair(peer: Peer, cores: Sequence[int]) -> Iterator[PeerServers]:
-    """Its own prefill and decode servers, half of `cores` each, behind `bench.vllm_proxy`."""
+    """Its own prefill and decode servers behind `bench.vllm_proxy`.
+
+    Each computes with threads for half of `cores`. They are not bound: a thread of each polls
+    for transfers all the time, and would take half of the core that it shared.
+    """
     *ports, proxy_port = free_ports(3)
-    half = len(cores) // 2
+    threads = {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(len(cores) // 2),
+    }
     specs = []
-    for role, port, own in zip(_ROLES, ports, (cores[:half], cores[half:]), strict=True):
+    for role, port in zip(_ROLES, ports, strict=False):
         transfer = {"kv_connector": "NixlConnector", "kv_role": _ROLES[role]}
         transfer |= {"kv_buffer_device": "cpu"}
         flags = ("--kv-transfer-config", json.dumps(transfer))
-        specs.append(peer.server(f"vllm-{role}", port, own, *flags))
+        specs.append(peer.server(f"vllm-{role}", port, threads, *flags))
     argv = [sys.executable, "-m", "bench.vllm_proxy", "--port", str(proxy_port)]
     for role, port in zip(_ROLES, ports, strict=True):
         argv += [f"--{role}", str(port)]
