@@ -33,6 +33,7 @@ INSTALL = (
 )
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 20.0
+_TAIL_CHARS = 3000
 _KV_GIB = 1
 _BLOCK_SIZE = 32
 """Its kernels on CPUs want multiples of it."""
@@ -166,7 +167,8 @@ def peer_pair(peer: Peer, cores: Sequence[int]) -> Iterator[PeerServers]:
 def _started(
     specs: Sequence[ProcessSpec], ports: Sequence[int], endpoint: Endpoint
 ) -> Iterator[PeerServers]:
-    """Runs `specs`, of which the first listen on `ports`; yields when these answer."""
+    """Runs `specs`, of which the first listen on `ports`; yields when these answer. When
+    something fails meanwhile it shows what each has said last."""
     with tempfile.TemporaryDirectory(prefix="baton-serve-vllm-") as folder:
         pods = [Pod(spec, Path(folder)) for spec in specs]
         servers = PeerServers(pods, endpoint)
@@ -176,5 +178,9 @@ def _started(
             for pod, port in zip(pods, ports, strict=False):
                 wait_http(f"http://127.0.0.1:{port}/v1/models", pod, _START_TIMEOUT_S)
             yield servers
+        except RuntimeError:
+            for pod in pods:
+                print(f"{pod.name}: {pod.log()[-_TAIL_CHARS:]}", file=sys.stderr)
+            raise
         finally:
             servers.stop()
