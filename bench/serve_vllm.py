@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ import psutil
 
 from bench.pods import Pod
 from bench.router_stacks import free_ports, wait_http
-from bench.serve_stacks import Endpoint
+from bench.serve_stacks import Endpoint, pinned
 from client.processes import ProcessSpec
 from core.model_folder import ModelFolder
 
@@ -67,24 +67,24 @@ class Peer:
             url=f"http://127.0.0.1:{port}/v1",
         )
 
-    def server(self, name: str, port: int, threads: Mapping[str, str], *flags: str) -> ProcessSpec:
-        """One server; the variables `threads` say how many threads compute, and where."""
+    def server(self, name: str, port: int, cores: Sequence[int], *flags: str) -> ProcessSpec:
+        """One server with all its processes on `cores`, and a computing thread on each."""
         (side_port,) = free_ports(1)
         argv = [str(self.python), "-P", "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", str(self.model), "--served-model-name", self.model.name]
         argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"]
         argv += ["--block-size", str(_BLOCK_SIZE), "--max-model-len", str(self.max_model_len)]
         env = {
-            **threads,
             "PYTHONPATH": "",
             "LD_PRELOAD": ":".join(self._preloaded()),
             "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB),
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
             "UCX_NET_DEVICES": "lo",
         }
-        return ProcessSpec(name, (*argv, *flags), env)
+        return pinned(ProcessSpec(name, (*argv, *flags), env), cores)
 
     def _preloaded(self) -> list[str]:
         openmp = self.python.parent.parent / "lib" / "libiomp5.so"
@@ -131,30 +131,26 @@ def peer_alone(peer: Peer, chunk: int, cores: Sequence[int]) -> Iterator[PeerSer
     """One server on all `cores`, whose steps have up to `chunk` tokens."""
     (port,) = free_ports(1)
     name = f"vllm {chunk}"
-    threads = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))}
-    spec = peer.server(name, port, threads, "--max-num-batched-tokens", str(chunk))
+    spec = peer.server(name, port, cores, "--max-num-batched-tokens", str(chunk))
     with _started([spec], [port], peer.endpoint(name, port)) as servers:
         yield servers
 
 
 @contextmanager
 def peer_pair(peer: Peer, cores: Sequence[int]) -> Iterator[PeerServers]:
-    """Its own prefill and decode servers behind `bench.vllm_proxy`.
+    """Its own prefill and decode servers, half of `cores` each, behind `bench.vllm_proxy`.
 
-    Each computes with threads for half of `cores`. They are not bound: a thread of each polls
-    for transfers all the time, and would take half of the core that it shared.
+    Left to run anywhere they are slower: the thread of each that polls for transfers then
+    meets the other's computation, too.
     """
     *ports, proxy_port = free_ports(3)
-    threads = {
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(len(cores) // 2),
-    }
+    half = len(cores) // 2
     specs = []
-    for role, port in zip(_ROLES, ports, strict=False):
+    for role, port, own in zip(_ROLES, ports, (cores[:half], cores[half:]), strict=True):
         transfer = {"kv_connector": "NixlConnector", "kv_role": _ROLES[role]}
         transfer |= {"kv_buffer_device": "cpu"}
         flags = ("--kv-transfer-config", json.dumps(transfer))
-        specs.append(peer.server(f"vllm-{role}", port, threads, *flags))
+        specs.append(peer.server(f"vllm-{role}", port, own, *flags))
     argv = [sys.executable, "-m", "bench.vllm_proxy", "--port", str(proxy_port)]
     for role, port in zip(_ROLES, ports, strict=True):
         argv += [f"--{role}", str(port)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -48,11 +49,15 @@ def test_every_token_of_the_bench_model_is_text_of_its_own() -> None:
     assert [vocab[word] for word in ("A", "~", "aaaa", "aaab")] == [65, 126, 128, 129]
 
 
-def test_the_peer_runs_as_it_is_told_to(tmp_path: Path) -> None:
+def test_the_peer_stays_on_its_cores_with_a_thread_on_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: name)
     peer = Peer(tmp_path / "bin/python", tmp_path / "model", max_model_len=4096)
-    spec = peer.server("vllm", 8000, {"OMP_NUM_THREADS": "1"}, "--max-num-batched-tokens", "512")
+    spec = peer.server("vllm", 8000, (0, 1), "--max-num-batched-tokens", "512")
     assert spec.argv[-2:] == ("--max-num-batched-tokens", "512")
-    assert spec.env["OMP_NUM_THREADS"] == "1"
+    assert spec.argv[:3] == ("taskset", "-c", "0,1")
+    assert spec.env["VLLM_CPU_OMP_THREADS_BIND"] == "0,1"
     # What this project keeps on the path has names that others' packages may have.
     assert spec.env["PYTHONPATH"] == ""
 
