@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import random
 import shlex
@@ -49,18 +50,23 @@ from bench.serve_model import model_of_words
 from bench.serve_peer import CASES, compare
 from bench.serve_stacks import Endpoint, baton, disaggregated, own_cores
 from client import BatonClient
+from core.errors import BatonError
 
 _PROGRESS_S = 5.0
 
 
 def main() -> int:
-    arguments = make_parser().parse_args()
+    parser = make_parser()
+    arguments = parser.parse_args()
     reporter = Reporter("serve", arguments.json)
     if arguments.peer is not None:
         compare(reporter, arguments)
         return reporter.finish()
-    with _target(arguments) as endpoint:
-        uvloop.run(_open_loop(reporter, endpoint, arguments))
+    try:
+        with _target(arguments) as endpoint:
+            uvloop.run(_open_loop(reporter, endpoint, arguments))
+    except (BatonError, OSError, ValueError) as error:
+        parser.error(str(error))
     return reporter.finish()
 
 
@@ -90,11 +96,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--vocab-size", metavar="N", type=int, default=32_000, help="for --url [32000]"
     )
     target.add_argument(
-        "--max-model-len", metavar="N", type=int, default=8192, help="for --url and --trace [8192]"
+        "--max-model-len", metavar="N", type=int, default=8192, help="for --url [8192]"
     )
     load = parser.add_argument_group("the load")
-    load.add_argument("--rate", type=float, default=1.0, help="requests a second [1]")
-    load.add_argument("--seconds", type=float, default=30.0, help="that count [30]")
+    load.add_argument("--rate", type=positive_number, default=1.0, help="requests a second [1]")
+    load.add_argument("--seconds", type=positive_number, default=30.0, help="that count [30]")
     load.add_argument("--warm-up", type=float, default=5.0, help="seconds before them [5]")
     load.add_argument("--seed", type=int, default=0, help="of times, lengths and prompts [0]")
     load.add_argument(
@@ -119,6 +125,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--chunk", type=int, action="append", help="colocated: tokens of a step [512, 1024, 2048]"
     )
     return parser
+
+
+def positive_number(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise ValueError(text)
+    return number
 
 
 @contextmanager
@@ -184,7 +197,7 @@ def _sizes(arguments: argparse.Namespace, endpoint: Endpoint) -> DrawSizes:
 def _client(endpoint: Endpoint, arguments: argparse.Namespace) -> Client:
     if endpoint.grpc:
         return GrpcClient(endpoint.grpc)
-    key = os.environ[arguments.api_key_env] if arguments.api_key_env else ""
+    key = os.environ.get(arguments.api_key_env, "") if arguments.api_key_env else ""
     options = {"temperature": 0} | ({} if arguments.respect_eos else {"ignore_eos": True})
     return HttpClient(endpoint.url, endpoint.model, key, options)
 

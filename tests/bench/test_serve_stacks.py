@@ -75,3 +75,26 @@ def test_without_the_peer_it_says_how_to_install_it(
     out, err = capsys.readouterr()
     assert "vllm is not installed" in out
     assert "pip install" in err and "--peer-python" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--rate", "0"], "--rate"),
+        (["--prompt", "9-3"], "--prompt"),
+        (["--url", "localhost:8000"], "'localhost:8000' is not like http://HOST:PORT/v1"),
+        (["--url", "http://x/v1", "--trace", "/no-such-file"], "/no-such-file"),
+        (["--grpc", "127.0.0.1:9"], "127.0.0.1:9"),
+    ],
+)
+def test_a_wrong_argument_ends_it_with_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    problem: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["serve", *arguments])
+    with pytest.raises(SystemExit) as ending:
+        serve.main()
+    assert ending.value.code == 2
+    assert problem in capsys.readouterr().err.splitlines()[-1]
