@@ -49,7 +49,7 @@ def baton_router(model: Path, step_ms: float) -> Iterator[Measured]:
         flags = ("--model", str(model), "--redis-url", redis_url, "--log-level", "WARNING")
         ports = ("--port", "0", "--http-port", "0", "--served-model-name", "mock")
         router = _running(stack, _module("router", "router", *flags, *ports), run_dir)
-        fields = _ready_fields(router.log())
+        fields = ready_fields(router.log())
         yield Measured(
             process=psutil.Process(router.pid),
             grpc=fields["grpc"],
@@ -75,7 +75,7 @@ def peer_router(python: Path, step_ms: float) -> Iterator[Measured]:
     """The peer as a plain proxy before one OpenAI mock."""
     with ExitStack() as stack:
         run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        mock_port, port, metrics_port = _free_ports(3)
+        mock_port, port, metrics_port = free_ports(3)
         mock = _module(
             "mock", "bench.openai_mock", "--port", str(mock_port), "--step-ms", str(step_ms)
         )
@@ -88,7 +88,7 @@ def peer_router(python: Path, step_ms: float) -> Iterator[Measured]:
         peer = Pod(ProcessSpec("peer", tuple(argv)), run_dir)
         stack.callback(peer.kill)
         peer.start()
-        _wait_http(f"{url}/v1/models", peer)
+        wait_http(f"{url}/v1/models", peer)
         yield Measured(process=_last_child(psutil.Process(peer.pid)), http=url, model="mock")
 
 
@@ -99,7 +99,7 @@ def bare_server(kind: str, step_ms: float) -> Iterator[Measured]:
         run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         spec = _module("bare", "bench.bare_server", kind, "--step-ms", str(step_ms))
         server = _running(stack, spec, run_dir)
-        address = _ready_fields(server.log())["address"]
+        address = ready_fields(server.log())["address"]
         yield Measured(psutil.Process(server.pid), http=address, grpc=address, model="mock")
 
 
@@ -126,7 +126,8 @@ def _running(stack: ExitStack, spec: ProcessSpec, run_dir: Path) -> Pod:
     return pod
 
 
-def _ready_fields(log: str) -> dict[str, str]:
+def ready_fields(log: str) -> dict[str, str]:
+    """The pairs of the line by which a service says that it is ready."""
     line = next(line for line in log.splitlines() if line.startswith("ready "))
     return dict(pair.split("=", 1) for pair in line.split()[1:])
 
@@ -137,8 +138,9 @@ def _last_child(process: psutil.Process) -> psutil.Process:
     return _last_child(children[0]) if children else process
 
 
-def _wait_http(url: str, pod: Pod) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_S
+def wait_http(url: str, pod: Pod, timeout_s: float = _START_TIMEOUT_S) -> None:
+    """Returns when `url` answers. Raises RuntimeError when `pod` ends before, or time does."""
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             with urllib.request.urlopen(url, timeout=1):
@@ -149,7 +151,8 @@ def _wait_http(url: str, pod: Pod) -> None:
             time.sleep(0.1)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports on which nobody listens now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in sockets:

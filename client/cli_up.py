@@ -22,7 +22,7 @@ from core.errors import InvalidArgument, StartupError, Unavailable
 from core.redis_client import connect_redis, redacted, redis_errors
 
 # Passed on to every worker as they are.
-_WORKER_FLAGS = (
+WORKER_FLAGS = (
     ("--dtype", "D", "float32, bfloat16 or auto: of weights and KV [auto: the checkpoint's]"),
     ("--device", "D", "cpu or cuda [cpu]"),
     ("--block-size", "N", "tokens in a KV block"),
@@ -31,6 +31,9 @@ _WORKER_FLAGS = (
     ("--max-model-len", "N", "longest sequence in tokens [the model's context]"),
     ("--max-num-seqs", "N", "sequences in one step"),
     ("--max-num-batched-tokens", "N", "tokens in one step"),
+    ("--gpu-memory-utilization", "X", "share of a GPU's memory that a worker takes"),
+    ("--graph-mode", "MODE", "which steps are CUDA graphs [FULL_DECODE_ONLY on a GPU]"),
+    ("--capture-sizes", "LIST", "tokens of the graphs: [1,8,32] [up to --max-num-seqs]"),
 )
 _ANSWER_TOKENS = 128
 _REDIS_TIMEOUT_S = 5.0
@@ -85,7 +88,7 @@ def add_command(commands: Subcommands) -> None:
         help="CPU threads of each worker [cores / workers]",
     )
     workers = parser.add_argument_group("passed on to every worker")
-    for flag, metavar, text in _WORKER_FLAGS:
+    for flag, metavar, text in WORKER_FLAGS:
         workers.add_argument(flag, metavar=metavar, help=text)
     for role in ("prefill", "decode", "router"):
         parser.add_argument(
@@ -201,7 +204,7 @@ async def _ask(baton: AsyncBatonClient, question: str) -> None:
 
 def _config(args: argparse.Namespace, model: str, model_name: str | None) -> UpConfig:
     worker_args: list[str] = []
-    for flag, *_ in _WORKER_FLAGS:
+    for flag, *_ in WORKER_FLAGS:
         value = getattr(args, flag.removeprefix("--").replace("-", "_"))
         if value is not None:
             worker_args += [flag, value]

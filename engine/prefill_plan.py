@@ -17,7 +17,8 @@ class PrefillPlan:
 
     Short prefills are served first, in the order of `add`. Each long one is sure of
     `budget / max_num_partial_prefills` and takes what the short ones leave over besides: a
-    long prompt neither blocks short ones nor starves behind them.
+    long prompt neither blocks short ones nor starves behind them. Long ones beyond
+    `max_long_partial_prefills` get nothing: all would end later if they shared.
     """
 
     def __init__(self, config: SchedulerConfig, budget: int) -> None:
@@ -44,6 +45,8 @@ class PrefillPlan:
     def add(self, sequence: Sequence) -> None:
         """Gives `sequence` a part of the step; it may turn out empty."""
         wanted = num_remaining(sequence)
+        if not self.takes(wanted):
+            return
         if self._is_long(wanted):
             self._longs.append(sequence)
             return

@@ -238,3 +238,16 @@ def test_a_sequence_that_comes_with_its_blocks_computes_what_is_not_cached() -> 
     assert sequence.num_cached_tokens == size
     assert next_chunks(scheduler) == [("allocated", size, 2 * size + 1)]
     assert scheduler.audit() == []
+
+
+def test_a_second_long_prompt_that_came_with_its_blocks_waits_for_the_first() -> None:
+    scheduler = make_scheduler(
+        num_blocks=100, max_num_batched_tokens=64, long_prefill_token_threshold=32
+    )
+    for name in ("first", "second"):
+        sequence = make_sequence(name, 100)
+        sequence.block_table = pool_of(scheduler).allocate(25) or []
+        scheduler.add_allocated(sequence)
+    assert next_chunks(scheduler) == [("first", 0, 64)]
+    assert next_chunks(scheduler) == [("first", 64, 36)]
+    assert next_chunks(scheduler) == [("first", 100, 1), ("second", 0, 63)]
