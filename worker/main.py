@@ -20,6 +20,7 @@ from core.settings import load_settings
 from core.tls import load_tls
 from engine.engine import Engine, load_engine
 from engine.kv_cache import LAYOUT_NAME
+from engine.warm_up import warm_up
 from kvtransfer.base import MemoryRegion, Transport
 from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity
@@ -108,9 +109,10 @@ async def _first_of(host: WorkerHost, *coroutines: Coroutine[Any, Any, None]) ->
 
 
 def _load(settings: WorkerSettings) -> tuple[Engine, str]:
-    """In the device thread: the engine, and the model's digest."""
+    """In the device thread: the engine, ready for its first request, and the model's digest."""
     path = resolve_model(settings.model)
     engine = load_engine(settings.engine_config(path), _log_progress)
+    warm_up(engine, _log_progress)
     return engine, model_digest(path)
 
 
