@@ -67,6 +67,12 @@ class StepResult:
     """By the same index: of the prompt tokens that follow those computed, where asked for."""
 
 
+def broken_sequences(batch: StepBatch, result: StepResult) -> list[Sequence]:
+    """Those that should have got a token and have none, since their logits are not finite."""
+    pairs = zip(batch.sequences, result.tokens, strict=True)
+    return [item.sequence for item, token in pairs if item.samples and token is None]
+
+
 @dataclass(frozen=True)
 class SequenceUpdate:
     """What one step changed for one sequence, as `postprocess` reports it."""

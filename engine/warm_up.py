@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from core.sampling import SamplingParams
-from engine.batch import StepResult
+from engine.batch import broken_sequences
 from engine.engine import Engine
 from engine.scheduler import Scheduler
 from engine.scheduler_config import SchedulerConfig
@@ -47,12 +47,12 @@ def warm_up(engine: Engine, progress: Callable[[str], None]) -> None:
     while (batch := scheduler.schedule()) is not None:
         result = engine.runner.execute(batch)
         num_steps += 1
-        if any(i.samples and t is None for i, t in zip(batch.sequences, result.tokens, strict=True)):
-            # Perhaps only of such a senseless prompt: what follows from it shows with real ones.
+        broken = broken_sequences(batch, result)
+        if broken:
+            # Perhaps only of such a senseless prompt: real ones will tell.
             progress("warm-up: the model's logits are not finite")
-            for item in batch.sequences:
-                scheduler.abort(item.sequence.key)
-            result = StepResult((None,) * len(batch.sequences))
+        for sequence in broken:
+            scheduler.abort(sequence.key)
         scheduler.postprocess(batch, result)
     progress(f"warm-up: {num_steps} steps in {time.monotonic() - began_at:.2f} s")
 
