@@ -27,9 +27,13 @@ from kvtransfer.peers import Identity
 from kvtransfer.routes import ucx_log
 from kvtransfer.select import make_transport
 from worker.drain import drain
-from worker.host import Parts, RoleService, WorkerHost
+from worker.host import Parts, WorkerHost
 from worker.metrics import metrics_app
+from worker.prefix_reader import PrefixReader
+from worker.prefix_warmer import PrefixWarmer
+from worker.role import RoleService
 from worker.settings import WorkerSettings
+from worker.worker_service import install
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +67,12 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None
         parts = Parts(engine, device, transport, BlockDigests(region), identity, tls, ucx)
         server = RpcServer(settings.host, settings.port, tls)
         host = WorkerHost(settings, parts, server.set_serving)
-        host.install(make_service(host), server.grpc_server)
+        install(host, make_service(host), server.grpc_server)
         metrics = _metrics_server(settings, host)
         try:
             metrics_address = await metrics.start() if metrics is not None else None
             address = await server.start(["baton.v1.Worker", *host.service.grpc_services])
+            await _warm_prefixes(host)
             host.start(_advertised(settings, address))
             await server.set_serving(host.is_ready)
             settle_heap()
@@ -87,6 +92,14 @@ def _metrics_server(settings: WorkerSettings, host: WorkerHost) -> HttpServer | 
     if settings.metrics_port is None:
         return None
     return HttpServer(metrics_app(host.figures), settings.host, settings.metrics_port)
+
+
+async def _warm_prefixes(host: WorkerHost) -> None:
+    num_blocks = int(host.settings.warm_prefix_share * host.engine.pool.num_blocks)
+    if num_blocks > 0:
+        reader = PrefixReader(host, host.service.on_room)
+        warmer = PrefixWarmer(host, reader, host.registry.list)
+        await warmer.run(num_blocks, host.settings.warm_prefix_timeout_s)
 
 
 async def _wait_for_end(host: WorkerHost, drain_timeout_s: float) -> None:
