@@ -140,6 +140,9 @@ class EngineLoop:
         counters.step_s += elapsed_s
         counters.num_step_tokens += batch.num_tokens
         counters.num_sampled_tokens += len(result.tokens) - result.tokens.count(None)
+        graph = result.graph
+        labels = ("NONE", "") if graph is None else (graph.mode.value, str(graph.size))
+        counters.graph_dispatches[labels] += 1
 
     def _fail(self, batch: StepBatch, observer: StepObserver, error: Exception) -> None:
         sequences = [item.sequence for item in batch.sequences]
