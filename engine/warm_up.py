@@ -36,7 +36,7 @@ def warm_up(engine: Engine, progress: Callable[[str], None]) -> None:
     began_at = time.monotonic()
     config = SchedulerConfig(
         max_model_len=engine.max_model_len,
-        max_num_seqs=len(_SAMPLING),
+        max_num_seqs=min(len(_SAMPLING), engine.config.max_num_seqs),
         max_num_batched_tokens=engine.config.max_num_batched_tokens,
         enable_prefix_caching=False,
     )

@@ -45,7 +45,15 @@ def test_it_keeps_to_the_tokens_of_a_step(folder: Path, monkeypatch: pytest.Monk
     assert max(warmed(engine, monkeypatch)[0]) == 50
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_model_len": 1}, {"num_gpu_blocks_override": 1}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_model_len": 1},
+        {"num_gpu_blocks_override": 1},
+        {"max_num_seqs": 1, "max_num_batched_tokens": 1},
+    ],
+)
 def test_every_block_is_free_afterwards_and_none_is_cached(
     folder: Path, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
