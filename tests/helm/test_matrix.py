@@ -31,6 +31,7 @@ EVERYTHING = (
     "nvlink.mode=host",
     "tls.mode=certManager",
     "tls.certManager.issuerRef.name=serving",
+    "autoscaling.adapter.tls.certManager=true",
 )
 
 
