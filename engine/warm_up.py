@@ -16,8 +16,8 @@ from engine.scheduler import Scheduler
 from engine.scheduler_config import SchedulerConfig
 from engine.sequence import Sequence
 
-MAX_PROMPT_TOKENS = 64
-"""Some blocks of the usual size, and a fraction of a second on a CPU with a small model."""
+MAX_PROMPT_TOKENS = 32
+"""Two blocks of the usual size; a quarter of a second on a CPU with a small model."""
 NUM_OUTPUTS = 4
 _TOKEN_STRIDE = 7919
 """Between the ids of a prompt's tokens, so that they lie all over the embedding table."""

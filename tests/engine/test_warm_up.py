@@ -37,7 +37,7 @@ def warmed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], 
 def test_it_computes_two_prompts_and_decodes_them_together(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert warmed(make_engine(folder), monkeypatch)[0] == [128, 2, 2, 2]
+    assert warmed(make_engine(folder), monkeypatch)[0] == [64, 2, 2, 2]
 
 
 def test_it_keeps_to_the_tokens_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,5 +77,5 @@ def test_logits_that_are_not_finite_end_it_with_a_word(
     engine = make_engine(folder)
     engine.runner.decoder.weights.final_norm.fill_(float("nan"))
     steps, told = warmed(engine, monkeypatch)
-    assert (steps, told[0]) == ([128], "warm-up: the model's logits are not finite")
+    assert (steps, told[0]) == ([64], "warm-up: the model's logits are not finite")
     assert engine.pool.stats().free == engine.pool.num_blocks
