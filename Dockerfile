@@ -8,9 +8,14 @@
 # Every Python package has the version of constraints.txt; their metadata stays in /opt/baton,
 # where tools that list an image's contents find it. The processes run as user 10001, write
 # nothing but /scratch and /tmp, and so need no writable root.
-ARG PYTHON_VERSION=3.11.14
+#
+# A tag may come to mean another image. To build from the same one every time, name its digest,
+# which `docker buildx imagetools inspect python:3.11.14-slim-bookworm` tells:
+#
+#   --build-arg PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:…
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
-FROM python:${PYTHON_VERSION}-slim-bookworm AS base
+FROM ${PYTHON_IMAGE} AS base
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 
 # --- What is installed: one environment for each image, all in /opt/baton.

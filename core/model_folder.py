@@ -19,7 +19,9 @@ from huggingface_hub import snapshot_download
 from core.errors import StartupError
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_HUB_FILES = ["*.json", "*.jinja"]
+_HUB_WEIGHTS = ["*.safetensors"]
+_CONFIG_DIGEST_CHARS = 32
 _HEAD_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 16
 _NUM_PIECES = 64
@@ -73,10 +75,11 @@ class ModelFolder:
         )
 
 
-def resolve_model(name_or_path: str) -> Path:
+def resolve_model(name_or_path: str, *, with_weights: bool = True) -> Path:
     """The folder of a model: a path, or a hub name whose files are fetched once.
 
-    Raises StartupError with one line that says what to do.
+    Without weights, the hub is asked for the small files only. Raises StartupError with one line
+    that says what to do.
     """
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
@@ -87,7 +90,8 @@ def resolve_model(name_or_path: str) -> Path:
             "or a hub name such as owner/model"
         )
     try:
-        return Path(snapshot_download(name_or_path, allow_patterns=_HUB_FILES))
+        patterns = _HUB_FILES + _HUB_WEIGHTS * with_weights
+        return Path(snapshot_download(name_or_path, allow_patterns=patterns))
     except Exception as error:
         # Whatever the hub client raises (network, permission, unknown name), the operator
         # can do the same about it.
@@ -122,22 +126,31 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def model_digest(path: Path) -> str:
-    """Identity of a model revision: SHA-256, in hex, over config and weights.
+    """Identity of a model revision: `config_digest`, and as much again of one over the weights.
 
     Of each weights file name, size and samples count (the first and last MiB and 64 pieces
-    of 64 KiB at equal distances), so that it takes milliseconds for any size of model.
+    of 64 KiB at equal distances), so that it takes milliseconds for any size of model. Raises
+    StartupError when a file is missing.
     """
+    of_config = config_digest(path)
     digest = hashlib.sha256()
-    config_file = path / "config.json"
-    if not config_file.is_file():
-        raise StartupError(f"{config_file} does not exist")
-    digest.update(config_file.read_bytes())
     for file in weight_files(path):
         size = file.stat().st_size
         digest.update(f"{file.name}:{size}\n".encode())
         with file.open("rb") as stream:
             _digest_samples(digest, stream, size)
-    return digest.hexdigest()
+    return of_config + digest.hexdigest()[: 64 - len(of_config)]
+
+
+def config_digest(path: Path) -> str:
+    """What the digests of all models with this config begin with: SHA-256 in hex, cut short.
+
+    For who has no weights. Raises StartupError without a config.
+    """
+    config_file = path / "config.json"
+    if not config_file.is_file():
+        raise StartupError(f"{config_file} does not exist")
+    return hashlib.sha256(config_file.read_bytes()).hexdigest()[:_CONFIG_DIGEST_CHARS]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -35,9 +35,10 @@ from kvtransfer.imports import Announcement, ImportKey, ImportTable, PoolActions
 from kvtransfer.service import ImportService
 from worker.convert import sequence_from_dispatch, token_output
 from worker.exporter import Exporter
-from worker.host import RoleService, WorkerHost
+from worker.host import WorkerHost
 from worker.outputs import PlainToken
 from worker.requests import RequestKey, RequestTable
+from worker.role import RoleService
 from worker.spans import dispatch_span
 
 logger = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.graphs import GraphKey
 from engine.sequence import FinishReason, Sequence
 
 
@@ -65,6 +66,14 @@ class StepResult:
     """By the same index: a token for each of `Sequence.sibling_seeds`."""
     prompt_logprobs: Mapping[int, tuple[Logprobs, ...]] = field(default_factory=dict)
     """By the same index: of the prompt tokens that follow those computed, where asked for."""
+    graph: GraphKey | None = None
+    """The one that the step was replayed in."""
+
+
+def broken_sequences(batch: StepBatch, result: StepResult) -> list[Sequence]:
+    """Those that should have got a token and have none, since their logits are not finite."""
+    pairs = zip(batch.sequences, result.tokens, strict=True)
+    return [item.sequence for item, token in pairs if item.samples and token is None]
 
 
 @dataclass(frozen=True)

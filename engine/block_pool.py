@@ -103,6 +103,7 @@ class BlockPool:
         if self.num_available - num_revived < count + spare:
             return None
         self.acquire(held)
+        self._tree.note_found(held)
         block_ids = self.allocate(count)
         assert block_ids is not None
         return block_ids
@@ -172,6 +173,11 @@ class BlockPool:
         A hash stands in one of the two at most: where it ended. `stored` has parents first.
         """
         return self._tree.drain_events()
+
+    def hottest(self, limit: int) -> tuple[list[bytes], list[int]]:
+        """Hashes of up to `limit` blocks that `reserve` was given, the latest first, and for
+        each the place of its parent among them (see PrefixTree.hottest)."""
+        return self._tree.hottest(limit)
 
     def held_hashes(self) -> list[bytes]:
         """Every hash held, parents first."""

@@ -56,6 +56,11 @@ class GraphKey:
     kind: GraphKind
     size: int
 
+    @property
+    def mode(self) -> GraphMode:
+        """How steps run in it: PIECEWISE, or FULL as a whole."""
+        return GraphMode.PIECEWISE if self.kind is GraphKind.PIECES else GraphMode.FULL
+
 
 def default_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
     """1, 2, 4, then every multiple of 8; `max_num_seqs` is the last."""

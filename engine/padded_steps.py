@@ -28,6 +28,8 @@ class StepOutput:
     """[tokens, vocab_size], where the pass computed them."""
     tokens: torch.Tensor | None = None
     """int32 [tokens]: the next tokens of those that are sampled on the device, likewise."""
+    graph: GraphKey | None = None
+    """The one that the pass was replayed in."""
 
 
 class GraphSteps(Protocol):
@@ -67,7 +69,7 @@ class PaddedSteps:
             _PaddedAttention(attention, inputs.num_tokens),
             after_layer,
         )
-        return StepOutput(hidden[: inputs.num_tokens])
+        return StepOutput(hidden[: inputs.num_tokens], graph=key)
 
 
 class _PaddedAttention(StepAttention):

@@ -8,7 +8,9 @@ is what lets a lookup bisect instead of probing every hash.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 
 
 class PrefixTree:
@@ -20,6 +22,9 @@ class PrefixTree:
         self._parent_of: dict[int, int] = {}
         self._children_of: dict[int, set[int]] = {}
         self._events: dict[bytes, bool] = {}
+        # Blocks that were of use again, the latest last. What is found is a whole prefix, and
+        # its end is noted first: so a parent always stands behind its children.
+        self._found: OrderedDict[int, None] = OrderedDict()
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._hash_of
@@ -64,6 +69,7 @@ class PrefixTree:
         """Forgets a leaf. Returns its parent if that has become a leaf by this."""
         assert block_id not in self._children_of, f"block {block_id} is not a leaf"
         block_hash = self._hash_of.pop(block_id)
+        self._found.pop(block_id, None)
         del self._block_of[block_hash]
         self._note(block_hash, is_held=False)
         parent = self._parent_of.pop(block_id, None)
@@ -88,6 +94,26 @@ class PrefixTree:
 
     def hash_of(self, block_id: int) -> bytes:
         return self._hash_of[block_id]
+
+    def note_found(self, block_ids: Sequence[int]) -> None:
+        """These blocks, from `match`, are used again."""
+        for block_id in reversed(block_ids):
+            self._found[block_id] = None
+            self._found.move_to_end(block_id)
+
+    def hottest(self, limit: int) -> tuple[list[bytes], list[int]]:
+        """Hashes of up to `limit` blocks that were found again, the latest first.
+
+        With them, for each the place of its parent among them, -1 for a first block: parents
+        stand before their children.
+        """
+        block_ids = list(islice(reversed(self._found), limit))
+        places = {block_id: place for place, block_id in enumerate(block_ids)}
+        parents = [self._parent_of.get(block_id) for block_id in block_ids]
+        return (
+            [self._hash_of[block_id] for block_id in block_ids],
+            [-1 if parent is None else places[parent] for parent in parents],
+        )
 
     def hashes(self) -> list[bytes]:
         """Everything held, parents first: a dict keeps the order in which they came."""
@@ -119,6 +145,10 @@ class PrefixTree:
         for child, parent in links:
             if child not in self._hash_of or parent not in self._hash_of:
                 errors.append(f"block {child}: its parent, block {parent}, is not held")
+        for block_id in self._found:
+            above = self._parent_of.get(block_id)
+            if block_id not in self._hash_of or not (above is None or above in self._found):
+                errors.append(f"block {block_id}: counts as found, but not as part of a prefix")
         if not all(self._children_of.values()):
             errors.append("a leaf is listed among the parents")
         return errors

@@ -110,7 +110,7 @@ class ModelRunner:
                 tokens[index] = token
                 if token is not None and sequence.sibling_seeds and not sequence.output_token_ids:
                     siblings[index] = sample_siblings(logits[row], sequence)
-        return StepResult(tuple(tokens), siblings, prompts)
+        return StepResult(tuple(tokens), siblings, prompts, output.graph)
 
     def _sample(
         self, output: StepOutput, rows: list[int], sequences: list[Sequence]

@@ -180,13 +180,13 @@ class RecordedSteps:
             self._sampler.write(sequences, key.size)
             self._launches[key][0]()
             return StepOutput(
-                outputs.hidden[:count], outputs.logits[:count], outputs.tokens[:count]
+                outputs.hidden[:count], outputs.logits[:count], outputs.tokens[:count], key
             )
         if key.kind is GraphKind.MIXED:
             self._launches[key][0]()
         else:
             self._run_pieces(self._launches[key], inputs, after_layer)
-        return StepOutput(outputs.hidden[:count])
+        return StepOutput(outputs.hidden[:count], graph=key)
 
     def _step_work(self, key: GraphKey) -> Launch:
         """A whole step, with logits and tokens where each row is a sequence's newest."""

@@ -22,6 +22,9 @@ class ExportPolicy(Protocol):
     async def lend(self, request: kv_transfer_pb2.FetchRequest) -> kv_transfer_pb2.FetchReply:
         """Pins what is cached of the blocks that another worker lacks."""
 
+    def hot_blocks(self, max_blocks: int) -> kv_transfer_pb2.HotBlocksReply:
+        """What another worker had best have, too."""
+
     def on_released(self, key: ExportKey, lease_held: bool) -> None:
         """The reader is done with an export, or has given it up."""
 
@@ -79,9 +82,18 @@ class ExportService(kv_transfer_pb2_grpc.KvExportServicer):
     async def Fetch(
         self, request: kv_transfer_pb2.FetchRequest, context: Any
     ) -> kv_transfer_pb2.FetchReply:
-        if request.source_epoch != self._identity.epoch:
-            raise Unavailable(f"{self._identity.worker_id} has restarted since this was dispatched")
+        self._require_life(request.source_epoch)
         return await self._policy.lend(request)
+
+    async def ListHotBlocks(
+        self, request: kv_transfer_pb2.HotBlocksRequest, context: Any
+    ) -> kv_transfer_pb2.HotBlocksReply:
+        self._require_life(request.source_epoch)
+        return self._policy.hot_blocks(request.max_blocks)
+
+    def _require_life(self, epoch: int) -> None:
+        if epoch != self._identity.epoch:
+            raise Unavailable(f"{self._identity.worker_id} has restarted since this was dispatched")
 
 
 class ImportPolicy(Protocol):

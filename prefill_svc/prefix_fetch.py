@@ -17,8 +17,8 @@ from core.errors import BatonError
 from core.logs import event
 from engine.sequence import Sequence
 from kvtransfer.link import LinkEstimate
-from prefill_svc.prefix_reader import MAX_FETCH_S, MissingBlocks, PrefixReader
 from worker.host import WorkerHost
+from worker.prefix_reader import MAX_FETCH_S, MissingBlocks, PrefixReader
 
 logger = logging.getLogger(__name__)
 

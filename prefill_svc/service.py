@@ -32,15 +32,16 @@ from prefill_svc.gate import Gate, Ticket
 from prefill_svc.hand_off import HandOff
 from prefill_svc.overlap import Chunk, layer_boundaries
 from prefill_svc.prefix_fetch import PrefixFetcher
-from prefill_svc.prefix_reader import PrefixReader
 from prefill_svc.progress import Progress
 from prefill_svc.prompt import Prompt
 from worker.compute_meter import ComputeMeter
 from worker.convert import prompt_from_dispatch
 from worker.exporter import Exporter
 from worker.first_tokens import first_outputs, first_tokens
-from worker.host import RoleService, WorkerHost
+from worker.host import WorkerHost
+from worker.prefix_reader import PrefixReader
 from worker.requests import RequestKey, RequestTable
+from worker.role import RoleService
 from worker.spans import dispatch_span
 
 QUICK_GRANT_S = 0.1

@@ -19,7 +19,7 @@ from baton.v1 import inference_pb2, inference_pb2_grpc
 from core.api_keys import ApiKeys
 from core.errors import InvalidArgument, StartupError
 from core.http_server import HttpServer
-from core.model_folder import ModelFolder, model_digest, resolve_model
+from core.model_folder import ModelFolder, config_digest, model_digest, resolve_model
 from core.prefix_index import PrefixIndexReader
 from core.redis_client import RedisClient, connect_redis
 from core.registry import Registry
@@ -81,7 +81,7 @@ class Router:
     """
 
     def __init__(self, settings: RouterSettings) -> None:
-        folder = ModelFolder.load(resolve_model(settings.model))
+        folder = ModelFolder.load(resolve_model(settings.model, with_weights=False))
         keys = ApiKeys.load(settings.api_keys) if settings.api_keys else ApiKeys({})
         router_id = f"router-{uuid.uuid4().hex[:8]}"
         rng = random.Random()
@@ -252,7 +252,7 @@ def _pool(
         router_id,
         settings.worker_silence_s,
         settings.worker_poll_s,
-        model=_digest(folder),
+        model=_digest(folder) or config_digest(folder.path),
         tls=load_tls(settings),
     )
     return WorkerPool(Registry(redis), config)
@@ -317,9 +317,14 @@ def _fallback(settings: RouterSettings, served_name: str) -> Fallback:
 
 
 def _digest(folder: ModelFolder) -> str | None:
-    """The model's identity as its workers publish it; it takes weights to tell."""
-    has_weights = any(folder.path.glob("*.safetensors"))
-    return model_digest(folder.path) if has_weights else None
+    """The model's identity as its workers publish it; it takes weights to tell.
+
+    From the hub a router has none, or those that a worker has fetched into their common cache.
+    """
+    try:
+        return model_digest(folder.path)
+    except StartupError:
+        return None
 
 
 def _model_limits(folder: ModelFolder, served_name: str | None) -> ModelLimits:

@@ -28,12 +28,13 @@ _ROLES = (types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE)
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """`model`: digest of the model that the workers must have; None if it is not known."""
+    """`model`: what the digest of the workers' model must begin with; that is all of it where
+    this router has the weights, too."""
 
     router_id: str
     silence_s: float
     poll_s: float
-    model: str | None = None
+    model: str = ""
     tls: Tls | None = None
 
 
@@ -118,7 +119,7 @@ class WorkerPool:
 
     def _has_our_model(self, record: types_pb2.WorkerRecord) -> bool:
         """Workers of other models in the same Redis belong to other routers."""
-        has_it = self._config.model in (None, record.fingerprint.model)
+        has_it = record.fingerprint.model.startswith(self._config.model)
         if not has_it:
             self._report_once(record, "it serves another model than this router")
         return has_it

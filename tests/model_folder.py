@@ -5,6 +5,7 @@ No torch: for tests of core and router. One token for each byte, so lengths are 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,22 @@ def byte_tokenizer() -> Tokenizer:
 def write_model_folder(folder: Path, **config: Any) -> Path:
     """Writes the folder; `config` overrides config.json, and None leaves a key out."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(_config_json(config))
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    tokenizer_config = {"chat_template": CHAT_TEMPLATE, "eos_token": "<eos>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    return folder
+
+
+def _config_json(config: dict[str, Any]) -> str:
     content = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": VOCAB_SIZE,
         "max_position_embeddings": 256,
         "eos_token_id": EOS_TOKEN_ID,
     } | config
-    content = {key: value for key, value in content.items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(content))
-    byte_tokenizer().save(str(folder / "tokenizer.json"))
-    tokenizer_config = {"chat_template": CHAT_TEMPLATE, "eos_token": "<eos>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
-    return folder
+    return json.dumps({key: value for key, value in content.items() if value is not None})
+
+
+MODEL_DIGEST = hashlib.sha256(_config_json({}).encode()).hexdigest()[:32] + "0" * 32
+"""Of a model with the default config and some weights or other."""

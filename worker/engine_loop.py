@@ -14,7 +14,7 @@ from typing import Protocol
 
 from core.errors import InternalError
 from core.logs import event
-from engine.batch import SequenceUpdate, StepBatch, StepResult
+from engine.batch import SequenceUpdate, StepBatch, StepResult, broken_sequences
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, SequenceKey
 from worker.metrics import WorkerCounters
@@ -127,11 +127,7 @@ class EngineLoop:
             self._fail(batch, observer, error)
             return
         self._count(batch, result, loop.time() - began_at)
-        broken = [
-            item.sequence
-            for item, token in zip(batch.sequences, result.tokens, strict=True)
-            if item.samples and token is None
-        ]
+        broken = broken_sequences(batch, result)
         for sequence in broken:
             self.scheduler.abort(sequence.key)
         observer.on_updates(self.scheduler.postprocess(batch, result))
@@ -144,6 +140,9 @@ class EngineLoop:
         counters.step_s += elapsed_s
         counters.num_step_tokens += batch.num_tokens
         counters.num_sampled_tokens += len(result.tokens) - result.tokens.count(None)
+        graph = result.graph
+        labels = ("NONE", "") if graph is None else (graph.mode.value, str(graph.size))
+        counters.graph_dispatches[labels] += 1
 
     def _fail(self, batch: StepBatch, observer: StepObserver, error: Exception) -> None:
         sequences = [item.sequence for item in batch.sequences]

@@ -63,6 +63,12 @@ class Exporter:
             raise
         return kv_transfer_pb2.FetchReply(block_ids=block_ids, digests=digests)
 
+    def hot_blocks(self, max_blocks: int) -> kv_transfer_pb2.HotBlocksReply:
+        """Hashes only: whoever wants the blocks fetches them."""
+        self._host.require_ready()
+        hashes, parents = self._pool.hottest(max(0, max_blocks))
+        return kv_transfer_pb2.HotBlocksReply(block_hashes=hashes, parents=parents)
+
     def on_damaged(self, block_ids: list[int]) -> None:
         """Others read other bytes than were computed here: nobody may use either again."""
         if not block_ids:

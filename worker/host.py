@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
-import grpc
-
-from baton.v1 import types_pb2, worker_pb2, worker_pb2_grpc
-from core.errors import BatonError, InternalError, Unavailable, from_exception, to_detail
+from baton.v1 import types_pb2
+from core.errors import InternalError, Unavailable
 from core.logs import event
 from core.prefix_index import PrefixIndexWriter
 from core.redis_client import connect_redis
@@ -30,11 +27,11 @@ from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity, PeerDirectory
 from kvtransfer.routes import UcxLog
 from worker.convert import stats_to_proto
-from worker.engine_loop import EngineLoop, StepObserver
+from worker.engine_loop import EngineLoop
 from worker.links import LinkProbe, LinkWatch
 from worker.metrics import WorkerCounters, WorkerFigures
 from worker.outputs import OutputHub
-from worker.requests import RequestKey
+from worker.role import RoleService
 from worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -42,52 +39,6 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 STOP_GRACE_S = 1.0
 """For telling peers that their exports are not needed any more."""
-
-
-class RoleService(ABC, StepObserver):
-    """What prefill and decode add to a worker. All calls come on the event loop."""
-
-    role: types_pb2.Role.ValueType
-    grpc_services: tuple[str, ...]
-    """Full names of the services that `add_to_server` registers."""
-
-    @abstractmethod
-    def add_to_server(self, server: grpc.aio.Server) -> None:
-        """Registers the role's gRPC services."""
-
-    @abstractmethod
-    async def accept(self, assignment: worker_pb2.Assignment) -> None:
-        """Takes one dispatch in. Raises a BatonError when it cannot be served here."""
-
-    @abstractmethod
-    def abort(self, key: RequestKey) -> None:
-        """Ends one attempt and frees what it holds; also one that is still to come."""
-
-    @abstractmethod
-    def abort_choice(self, key: RequestKey, choice: int) -> None:
-        """Ends one of an attempt's choices; nothing for an unknown one."""
-
-    @abstractmethod
-    def abort_router(self, router_id: str) -> None:
-        """Ends everything that a router, which has left, dispatched."""
-
-    def refuse_waiting(self, error: BatonError) -> None:
-        """Fails the requests that have no blocks yet: they will not get any here."""
-
-    def hand_over(self) -> None:
-        """Gives back to the routers what they can go on with elsewhere."""
-
-    @abstractmethod
-    def on_room(self) -> None:
-        """Blocks may have become free."""
-
-    @abstractmethod
-    def reap(self) -> None:
-        """Ends what is over; called every second, with or without traffic."""
-
-    @abstractmethod
-    def load(self) -> types_pb2.Load:
-        """The role's part of a load report; the host adds the blocks."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +75,8 @@ class WorkerHost:
         self.tracer = parts.tracer
         self.clock = time.monotonic
         self.tasks = TaskSet()
+        self.fetch_numbers = itertools.count()
+        """Of the prefixes that this worker fetches, which their owners know by them."""
         self.counters = WorkerCounters()
         self.state: types_pb2.WorkerState.ValueType = types_pb2.WORKER_STATE_STARTING
         self.address = ""
@@ -137,7 +90,7 @@ class WorkerHost:
             self.counters,
         )
         self._redis = connect_redis(settings.redis_url)
-        self._registry = Registry(self._redis)
+        self.registry = Registry(self._redis)
         self._set_serving = set_serving
         self.links = LinkWatch(
             settings.kv_require,
@@ -169,11 +122,9 @@ class WorkerHost:
             shown = f": {reason}" if reason else ""
             raise Unavailable(f"{self.identity.worker_id} takes no new requests{shown}")
 
-    def install(self, service: RoleService, server: grpc.aio.Server) -> None:
-        """Registers the worker's services; before the server starts."""
+    def install(self, service: RoleService) -> None:
+        """What the worker is from now on; once."""
         self._service = service
-        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(self), server)
-        service.add_to_server(server)
 
     def start(self, address: str) -> None:
         """Begins to serve under `address`."""
@@ -183,7 +134,7 @@ class WorkerHost:
             self.tasks.start(self.loop.run(self.service)),
             self.tasks.start(self._heartbeat()),
             self.tasks.start(self._index.run()),
-            self.tasks.start(self.links.run(self._registry, self.record)),
+            self.tasks.start(self.links.run(self.registry, self.record)),
         ]
         event(logger, logging.INFO, "ready", worker_id=self.identity.worker_id, address=address)
 
@@ -192,7 +143,7 @@ class WorkerHost:
         self._is_draining = True
         await self._update_state()
         with contextlib.suppress(Unavailable):
-            await self._registry.publish(self.record())
+            await self.registry.publish(self.record())
 
     async def _update_state(self) -> None:
         self.state = self._state_now()
@@ -215,7 +166,7 @@ class WorkerHost:
         """Leaves the registry, ends every request, and frees what they hold."""
         self.state = types_pb2.WORKER_STATE_DRAINING
         with contextlib.suppress(Unavailable):
-            await self._registry.remove(self.identity.worker_id, self.identity.epoch)
+            await self.registry.remove(self.identity.worker_id, self.identity.epoch)
         self.hub.close()
         await self.tasks.cancel(STOP_GRACE_S)
         await self.peers.close()
@@ -236,7 +187,7 @@ class WorkerHost:
             self._note_cache_events()
             self.transport.set_num_exports(self.load().exports)
             try:
-                await self._registry.publish(self.record())
+                await self.registry.publish(self.record())
                 if not was_ok:
                     event(logger, logging.INFO, "registry_back")
                 was_ok = True
@@ -314,87 +265,3 @@ class WorkerHost:
             load=self.load(),
             reported_at_s=time.time(),
         )
-
-
-class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """The gRPC service that routers use on every worker."""
-
-    def __init__(self, host: WorkerHost) -> None:
-        self._host = host
-
-    async def Attach(
-        self, requests: AsyncIterator[worker_pb2.RouterMessage], context: Any
-    ) -> AsyncIterator[worker_pb2.WorkerMessage]:
-        """Takes one router's assignments and streams what this worker makes of them.
-
-        A router that means a former life at this address is refused: what it would dispatch
-        names that life, too.
-        """
-        host = self._host
-        attach = (await anext(requests, worker_pb2.RouterMessage())).attach
-        if attach.epoch != host.identity.epoch:
-            raise Unavailable(
-                f"{host.identity.worker_id} is in life {host.identity.epoch}, not {attach.epoch}"
-            )
-        async with contextlib.aclosing(host.hub.attach(attach.router_id)) as messages:
-            reading = host.tasks.start(self._read(requests))
-            try:
-                async for message in messages:
-                    yield message
-            finally:
-                reading.cancel()
-
-    async def _read(self, requests: AsyncIterator[worker_pb2.RouterMessage]) -> None:
-        """Ends with the stream, and with it what the router wanted and was not accepted yet."""
-        accepting: set[asyncio.Task[None]] = set()
-        try:
-            async for message in requests:
-                for assignment in message.assignments:
-                    task = self._host.tasks.start(self._accept(assignment))
-                    accepting.add(task)
-                    task.add_done_callback(accepting.discard)
-                for abort in message.aborts:
-                    self._abort(abort)
-        finally:
-            for task in accepting:
-                task.cancel()
-
-    def _abort(self, abort: worker_pb2.AbortRequest) -> None:
-        """Ends one attempt or one of its choices, in whatever phase it is."""
-        key = (abort.request_id, abort.attempt)
-        if abort.HasField("choice"):
-            self._host.service.abort_choice(key, abort.choice)
-        else:
-            self._host.service.abort(key)
-
-    async def _accept(self, assignment: worker_pb2.Assignment) -> None:
-        """What is refused is reported like everything that becomes of an assignment."""
-        dispatch = assignment.dispatch
-        output = worker_pb2.SequenceOutput(request_id=dispatch.request_id, attempt=dispatch.attempt)
-        try:
-            await self._host.service.accept(assignment)
-            output.accepted = True
-        except Exception as error:
-            output.error.CopyFrom(to_detail(from_exception(error)))
-        self._host.hub.publish(dispatch.router_id, output)
-
-    async def GetWorkerStatus(
-        self, request: worker_pb2.WorkerStatusRequest, context: Any
-    ) -> worker_pb2.WorkerStatus:
-        """This worker's state and, when asked for, the block audit."""
-        host = self._host
-        status = worker_pb2.WorkerStatus(
-            id=host.identity.worker_id,
-            role=host.service.role,
-            address=host.address,
-            pid=os.getpid(),
-            epoch=host.identity.epoch,
-            state=host.state,
-            load=host.load(),
-            kv_transport=host.transport.name,
-            links_reason=host.links.verdict.reason,
-        )
-        if request.audit:
-            errors = host.engine.scheduler.audit()
-            status.audit.CopyFrom(worker_pb2.Audit(ok=not errors, errors=errors))
-        return status

@@ -22,15 +22,20 @@ from core.tls import load_tls
 from core.tracing import make_tracer
 from engine.engine import Engine, load_engine
 from engine.kv_cache import LAYOUT_NAME
+from engine.warm_up import warm_up
 from kvtransfer.base import MemoryRegion, Transport
 from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity
 from kvtransfer.routes import ucx_log
 from kvtransfer.select import make_transport
 from worker.drain import drain
-from worker.host import Parts, RoleService, WorkerHost
+from worker.host import Parts, WorkerHost
 from worker.metrics import metrics_app
+from worker.prefix_reader import PrefixReader
+from worker.prefix_warmer import PrefixWarmer
+from worker.role import RoleService
 from worker.settings import WorkerSettings
+from worker.worker_service import install
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +70,12 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory, prog: s
         parts = Parts(engine, device, transport, BlockDigests(region), identity, tls, ucx, tracer)
         server = RpcServer(settings.host, settings.port, tls)
         host = WorkerHost(settings, parts, server.set_serving)
-        host.install(make_service(host), server.grpc_server)
+        install(host, make_service(host), server.grpc_server)
         metrics = _metrics_server(settings, host)
         try:
             metrics_address = await metrics.start() if metrics is not None else None
             address = await server.start(["baton.v1.Worker", *host.service.grpc_services])
+            await _warm_prefixes(host)
             host.start(_advertised(settings, address))
             await server.set_serving(host.is_ready)
             settle_heap()
@@ -89,6 +95,14 @@ def _metrics_server(settings: WorkerSettings, host: WorkerHost) -> HttpServer | 
     if settings.metrics_port is None:
         return None
     return HttpServer(metrics_app(host.figures), settings.host, settings.metrics_port)
+
+
+async def _warm_prefixes(host: WorkerHost) -> None:
+    num_blocks = int(host.settings.warm_prefix_share * host.engine.pool.num_blocks)
+    if num_blocks > 0:
+        reader = PrefixReader(host, host.service.on_room)
+        warmer = PrefixWarmer(host, reader, host.registry.list)
+        await warmer.run(num_blocks, host.settings.warm_prefix_timeout_s)
 
 
 async def _wait_for_end(host: WorkerHost, drain_timeout_s: float) -> None:
@@ -111,9 +125,10 @@ async def _first_of(host: WorkerHost, *coroutines: Coroutine[Any, Any, None]) ->
 
 
 def _load(settings: WorkerSettings) -> tuple[Engine, str]:
-    """In the device thread: the engine, and the model's digest."""
+    """In the device thread: the engine, ready for its first request, and the model's digest."""
     path = resolve_model(settings.model)
     engine = load_engine(settings.engine_config(path), _log_progress)
+    warm_up(engine, _log_progress)
     return engine, model_digest(path)
 
 

@@ -6,6 +6,7 @@ request (latencies, its tokens) is counted once, by its router.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -41,6 +42,8 @@ class WorkerCounters:
     read_s: float = 0.0
     exposed_s: float = 0.0
     num_failed_reads: int = 0
+    graph_dispatches: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Steps by mode and number of tokens of their graph; ("NONE", "") ran without."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class WorkerMetrics(Collector):
         yield from _load(figures.load)
         yield from _blocks(figures.load.blocks)
         yield from _engine(figures.counters)
+        yield from _graphs(figures.counters)
         yield from _transfers(figures.counters)
         yield from _links(figures)
 
@@ -145,6 +149,18 @@ def _engine(counters: WorkerCounters) -> Iterable[Metric]:
     )
     for name, text, value in totals:
         yield CounterMetricFamily(name, text, value=value)
+
+
+def _graphs(counters: WorkerCounters) -> Iterable[Metric]:
+    dispatches = CounterMetricFamily(
+        "baton_graph_dispatches",
+        "Steps by how they ran: FULL or PIECEWISE in a graph of `bucket` tokens, padding "
+        "included, or NONE without one",
+        labels=["mode", "bucket"],
+    )
+    for labels, count in counters.graph_dispatches.items():
+        dispatches.add_metric(labels, count)
+    yield dispatches
 
 
 def _transfers(counters: WorkerCounters) -> Iterable[Metric]:

@@ -120,6 +120,16 @@ class WorkerSettings(TlsSettings, TracingSettings):
 
     lease_s: float = Field(10.0, gt=0, description="Life of exported blocks without renewal.")
     max_lease_s: float = Field(60.0, gt=0, description="Life of exported blocks at most.")
+    warm_prefix_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the pool up to which a worker that starts takes over what another "
+        "one of its role has found in its prefix cache lately, before it takes requests; 0: none.",
+    )
+    warm_prefix_timeout_s: float = Field(
+        10.0, gt=0, description="How long that may hold up the start; it goes on with what came."
+    )
     max_recompute_tokens: int = Field(
         256,
         ge=0,

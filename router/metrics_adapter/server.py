@@ -98,6 +98,7 @@ class Adapter:
             raise StartupError("--tls-cert-file and --tls-key-file go together")
         try:
             if cert is not None:
+                # Again and again: connections to come show a renewed one.
                 self._context.load_cert_chain(cert, key)
                 return
             names = service_names(self._settings.service_name, self._settings.service_namespace)
@@ -113,13 +114,16 @@ class Adapter:
             raise StartupError(f"the adapter's certificate: {error}") from error
 
     async def _keep_fresh(self) -> None:
-        """The front proxy's CA changes now and then, and a Helm upgrade may reset the bundle."""
+        """The front proxy's CA changes now and then, a given certificate is renewed, and a Helm
+        upgrade may reset the bundle."""
         while True:
             await asyncio.sleep(_REFRESH_S)
             try:
+                if self._settings.tls_cert_file is not None:
+                    self._load_certificate()
                 await self._refresh()
-            except Unavailable as error:
-                event(logger, logging.WARNING, "cluster_away", error=error.message)
+            except (StartupError, Unavailable) as error:
+                event(logger, logging.WARNING, "not_refreshed", error=error.message)
 
     async def _refresh(self) -> None:
         """Raises Unavailable."""

@@ -6,6 +6,7 @@ from core.errors import StartupError
 from core.model_folder import (
     DefaultSampling,
     ModelFolder,
+    config_digest,
     model_digest,
     resolve_model,
     weight_files,
@@ -109,6 +110,29 @@ def test_a_hub_name_that_cannot_be_fetched_says_what_to_do(monkeypatch):
     with pytest.raises(StartupError, match=r"\(no network\); give the path") as caught:
         resolve_model("owner/model")
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("with_weights", "patterns"),
+    [(True, ["*.json", "*.jinja", "*.safetensors"]), (False, ["*.json", "*.jinja"])],
+)
+def test_weights_are_fetched_only_for_who_wants_them(tmp_path, monkeypatch, with_weights, patterns):
+    def fetch(name, allow_patterns):
+        assert (name, allow_patterns) == ("owner/model", patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("core.model_folder.snapshot_download", fetch)
+    assert resolve_model("owner/model", with_weights=with_weights) == tmp_path
+
+
+def test_who_has_no_weights_knows_what_the_digest_begins_with(tmp_path):
+    write_model_folder(tmp_path)
+    start = config_digest(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    assert len(start) == 32
+    assert model_digest(tmp_path).startswith(start)
+    write_model_folder(tmp_path, rope_theta=5.0)
+    assert not model_digest(tmp_path).startswith(start)
 
 
 def test_the_digest_tells_weights_and_configs_apart(tmp_path):

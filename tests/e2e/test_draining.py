@@ -34,7 +34,8 @@ def stack(tiny) -> Iterator[FaultStack]:  # type: ignore[no-untyped-def]
         num_prefill=2,
         num_decode=2,
         worker_args=(*WORKER_ARGS, *DRAIN),
-        router_args=(*ROUTER_ARGS, *DRAIN),
+        # As often as routers look by default, and not as often as other tests have them.
+        router_args=(*ROUTER_ARGS, *DRAIN, "--worker-poll-s", "1"),
     ) as stack:
         yield stack
 
@@ -111,16 +112,21 @@ def test_every_worker_can_be_replaced_under_a_steady_load(stack: FaultStack) -> 
     stack.check_recovered()
 
 
-def test_a_new_worker_is_used_soon_and_one_that_leaves_no_more(stack: FaultStack) -> None:
-    pod = stack.workers["prefill-1"]
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_new_worker_is_used_soon_and_one_that_leaves_no_more(
+    stack: FaultStack, role: str
+) -> None:
+    def used() -> str:
+        route = stack.ask(make_prompt(50, seed=next(seeds)), 2).route
+        return route.prefill_worker if role == "prefill" else route.decode_worker
+
+    pod = stack.workers[f"{role}-1"]
     pod.terminate()
-    for _ in range(6):
-        completion = stack.ask(make_prompt(50, seed=next(seeds)), 2)
-        assert completion.route.prefill_worker == "prefill-0"
+    assert {used() for _ in range(6)} == {f"{role}-0"}
     pod.start()
     pod.wait_ready()
     deadline = time.monotonic() + 2.0
-    while stack.ask(make_prompt(50, seed=next(seeds)), 2).route.prefill_worker != "prefill-1":
+    while used() != f"{role}-1":
         assert time.monotonic() < deadline
 
 

@@ -229,3 +229,29 @@ def test_the_audit_names_a_block_in_two_states() -> None:
     pool.allocate(1)
     pool._free.append(0)
     assert pool.audit() == ["the states free, cached, referenced, quarantined do not partition"]
+
+
+def test_what_was_found_last_is_hottest_and_stands_behind_its_parents() -> None:
+    pool = pool_with_chain(8, A, B, C)
+    add_chain(pool, A, D)
+    add_chain(pool, None, E)
+    for chain in ([A, D], [E], [A, B]):
+        pool.release(reversed([*pool.match_prefix(chain), *use(pool, chain)]))
+    assert pool.hottest(8) == ([A, B, E, D], [-1, 0, -1, 0])
+    assert pool.hottest(3) == ([A, B, E], [-1, 0, -1])
+    assert pool.audit() == []
+
+
+def test_what_nobody_asked_for_again_or_is_gone_is_not_hot() -> None:
+    pool = pool_with_chain(4, A, B)
+    pool.release(reversed([*pool.match_prefix([A, B]), *use(pool, [A, B])]))
+    pool.drop(B)
+    add_chain(pool, None, C)
+    assert pool.hottest(8) == ([A], [-1])
+
+
+def use(pool: BlockPool, chain: list[bytes]) -> list[int]:
+    """Reserves what is held of a chain, and one block more, which is returned."""
+    fresh = pool.reserve(pool.match_prefix(chain), 1)
+    assert fresh is not None
+    return fresh

@@ -128,6 +128,21 @@ def test_a_given_certificate_is_mounted_and_the_adapter_may_change_nothing():
     assert rendering.names("ClusterRole") == []
 
 
+def test_cert_manager_can_make_the_certificate_and_tell_the_api_server():
+    rendering = render("autoscaling.adapter.tls.certManager=true")
+    spec = rendering.get("Certificate", "chat-baton-adapter")["spec"]
+    assert spec["dnsNames"][0] == "chat-baton-adapter.serving.svc"
+    volumes = rendering.pod("adapter")["volumes"]
+    assert {"name": "tls", "secret": {"secretName": spec["secretName"]}} in volumes
+    service = rendering.get("APIService", "v1beta1.external.metrics.k8s.io")
+    assert service["metadata"]["annotations"] == {
+        "cert-manager.io/inject-ca-from": "serving/chat-baton-adapter"
+    }
+    assert rendering.names("ClusterRole") == []
+    values = ("autoscaling.source=none", "autoscaling.adapter.tls.certManager=true")
+    assert render(*values).names("Certificate") == []
+
+
 def test_the_adapter_is_told_the_names_that_its_certificate_needs():
     variables = environment(render().container("adapter"))
     assert variables["BATON_SERVICE_NAME"] == "chat-baton-adapter"
@@ -140,8 +155,13 @@ def test_two_adapters_never_want_different_certificates_to_be_trusted():
     assert "needs autoscaling.adapter.tls.existingSecret" in refusal(
         "autoscaling.adapter.replicas=2"
     )
-    values = ("autoscaling.adapter.replicas=2", "autoscaling.adapter.tls.existingSecret=cert")
-    assert render(*values).get("Deployment", "chat-baton-adapter")["spec"]["replicas"] == 2
+    for given in ("existingSecret=cert", "certManager=true"):
+        values = ("autoscaling.adapter.replicas=2", f"autoscaling.adapter.tls.{given}")
+        assert render(*values).get("Deployment", "chat-baton-adapter")["spec"]["replicas"] == 2
+    both = ("existingSecret=cert", "certManager=true")
+    assert "that certManager does not make" in refusal(
+        *(f"autoscaling.adapter.tls.{given}" for given in both)
+    )
 
 
 def test_the_adapter_may_change_its_own_api_service_only():

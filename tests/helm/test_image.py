@@ -81,7 +81,13 @@ def test_every_install_is_pinned():
     ]
     assert len(installs) == 3
     assert all("constraints.txt" in install for install in installs)
-    assert re.search(r"^ARG PYTHON_VERSION=3\.11\.\d+$", TEXT, re.MULTILINE)
+    assert re.search(r"^ARG PYTHON_IMAGE=python:3\.11\.\d+-slim-bookworm$", TEXT, re.MULTILINE)
+
+
+def test_every_stage_comes_from_the_one_image_that_can_be_pinned_by_digest():
+    found = stages()
+    outside = {stage["base"] for stage in found.values()} - found.keys()
+    assert outside == {"${PYTHON_IMAGE}"}
 
 
 def test_the_router_image_has_no_torch():

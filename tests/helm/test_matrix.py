@@ -32,6 +32,7 @@ EVERYTHING = (
     "tls.mode=certManager",
     "tls.certManager.issuerRef.name=serving",
     "tracing.endpoint=http://collector:4318/v1/traces",
+    "autoscaling.adapter.tls.certManager=true",
 )
 
 

@@ -22,6 +22,7 @@ WRONG = {
     "prefill.settings.max_num_seq=4": "max_num_seq",
     "decode.settings.max_num_seqs=0": "max_num_seqs",
     "decode.settings.kv_transport=rdma": "kv_transport",
+    "prefill.settings.warm_prefix_share=1.5": "warm_prefix_share",
     "router.settings.redis_url=x": "redis_url",
     "worker.gpu.resource=gpu": "resource",
     "worker.gpu.resource=nvidia.com/GPU one": "resource",

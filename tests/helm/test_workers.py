@@ -26,8 +26,17 @@ def test_draining_makes_a_worker_unready_and_is_no_reason_to_kill_it(role):
 
 
 def test_a_worker_has_the_time_to_load_that_it_was_given():
-    probe = render("worker.startupSeconds=1202").container("decode")["startupProbe"]
+    rendering = render("worker.startupSeconds=1202")
+    probe = rendering.container("decode")["startupProbe"]
     assert (probe["periodSeconds"], probe["failureThreshold"]) == (5, 241)
+    deployment = rendering.get("Deployment", "chat-baton-decode")["spec"]
+    assert deployment["progressDeadlineSeconds"] == 1502
+
+
+def test_a_new_pod_can_be_told_to_take_prefixes_over():
+    rendering = render("prefill.settings.warm_prefix_share=1")
+    assert rendering.settings("prefill")["BATON_WARM_PREFIX_SHARE"] == "1"
+    assert "BATON_WARM_PREFIX_SHARE" not in rendering.settings("decode")
 
 
 def test_a_worker_drains_within_its_grace_period():

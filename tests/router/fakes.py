@@ -11,9 +11,15 @@ from core.errors import BatonError, to_detail
 from core.registry import Registry
 from core.rpc import RpcServer
 from core.tasks import TaskSet
+from tests.model_folder import MODEL_DIGEST
 
 FINGERPRINT = types_pb2.Fingerprint(
-    model="m", dtype="float32", layout="l", block_size=4, block_bytes=64, hash_seed="s"
+    model=MODEL_DIGEST,
+    dtype="float32",
+    layout="l",
+    block_size=4,
+    block_bytes=64,
+    hash_seed="s",
 )
 HEARTBEAT_S = 0.1
 

@@ -14,7 +14,7 @@ from core.registry import Registry
 from router.app import Router
 from router.settings import RouterSettings
 from router.workers import choose_fingerprint
-from tests.model_folder import byte_tokenizer, write_model_folder
+from tests.model_folder import MODEL_DIGEST, byte_tokenizer, write_model_folder
 from tests.router.fakes import FINGERPRINT, FakeWorker, Script
 from tests.router.stack import prompt, stack, wait_for
 
@@ -126,16 +126,22 @@ async def test_a_worker_with_another_fingerprint_is_not_used(serve, caplog):
         await other.stop()
 
 
+@pytest.mark.parametrize(
+    "model", ["0" * 64, MODEL_DIGEST], ids=["another config", "the same config, other weights"]
+)
 async def test_workers_of_another_model_are_none_of_the_routers_business(
-    tmp_path, redis_server, redis, caplog
+    tmp_path, redis_server, redis, caplog, model
 ):
     folder = write_model_folder(tmp_path / "tiny")
-    (folder / "model.safetensors").write_bytes(b"weights")
-    stranger = FakeWorker("stranger", DECODE, Script(reply=[]))
-    await stranger.start(Registry(redis))
     ours = types_pb2.Fingerprint()
     ours.CopyFrom(FINGERPRINT)
-    ours.model = model_digest(folder)
+    # With weights of its own, the router tells those of others, too.
+    if model == MODEL_DIGEST:
+        (folder / "model.safetensors").write_bytes(b"weights")
+        ours.model = model_digest(folder)
+    stranger = FakeWorker("stranger", DECODE, Script(reply=[]))
+    stranger.record.fingerprint.model = model
+    await stranger.start(Registry(redis))
     async with stack(folder, redis_server.url, fingerprint=ours) as s:
         assert await statuses(s) == {
             "prefill-0": "WORKER_STATE_READY",

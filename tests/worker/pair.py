@@ -28,6 +28,7 @@ from prefill_svc.service import PrefillService
 from worker.host import Parts, WorkerHost
 from worker.main import ServiceFactory
 from worker.settings import WorkerSettings
+from worker.worker_service import install
 
 ROUTER = "router-1"
 NO_REDIS = "redis://127.0.0.1:1/0"
@@ -82,7 +83,7 @@ async def worker(
         server = RpcServer("127.0.0.1", 0)
         host = WorkerHost(config, parts, server.set_serving)
         service = make_service(host)
-        host.install(service, server.grpc_server)
+        install(host, service, server.grpc_server)
         address = await server.start(["baton.v1.Worker", *service.grpc_services])
         host.start(address)
         try:

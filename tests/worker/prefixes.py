@@ -27,7 +27,7 @@ async def two_pairs(
 ) -> AsyncIterator[tuple[Pair, Pair]]:
     """The second one takes prefixes over. To it computing seems slow, and no wait too long."""
     monkeypatch.setattr("prefill_svc.prefix_fetch.MAX_FETCH_S", PATIENCE_S)
-    monkeypatch.setattr("prefill_svc.prefix_reader.MAX_FETCH_S", PATIENCE_S)
+    monkeypatch.setattr("worker.prefix_reader.MAX_FETCH_S", PATIENCE_S)
     async with (
         pair(folder, transport, prefill=first) as one,
         pair(folder, transport, prefill=second, number=1) as two,

@@ -16,14 +16,14 @@ from worker.metrics import WorkerFigures, metrics_app
 
 
 async def scrape(subject: Worker) -> dict[str, float]:
-    """Values by name, with the first label's value where there is one."""
+    """Values by name, with the values of its labels where there are any."""
     server = HttpServer(metrics_app(subject.host.figures), "127.0.0.1", 0)
     address = await server.start()
     async with httpx2.AsyncClient() as http:
         text = (await http.get(f"http://{address}/metrics")).text
     await server.stop()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
-    return {" ".join([s.name, *list(s.labels.values())[:1]]): s.value for s in samples}
+    return {" ".join([s.name, *s.labels.values()]): s.value for s in samples}
 
 
 async def test_links_are_told_by_route_and_by_peer() -> None:
@@ -71,6 +71,18 @@ async def test_decode_counts_what_it_reads_and_generates(folder: Path) -> None:
         assert found["baton_sampled_tokens_total"] == 2 * 7
         assert found["baton_prefix_cache_hits_total"] == 32
         assert found["baton_num_preemptions_total"] == 0
+
+
+async def test_steps_count_by_how_they_ran(folder: Path) -> None:
+    prefill = {"graph_mode": "PIECEWISE", "capture_sizes": [16, 24]}
+    decode = {"graph_mode": "FULL_DECODE_ONLY", "capture_sizes": [2, 4]}
+    async with pair(folder, prefill=prefill, decode=decode) as both:
+        await hand_off(both)
+        found = await scrape(both.prefill)
+        assert found["baton_graph_dispatches_total NONE "] == 1  # 40 tokens
+        assert found["baton_graph_dispatches_total PIECEWISE 16"] == 1
+        found = await scrape(both.decode)
+        assert found["baton_graph_dispatches_total FULL 2"] == 2 * 7
 
 
 async def test_a_prompt_that_decode_computes_counts_in_its_prefix_cache(folder: Path) -> None:

@@ -89,3 +89,13 @@ spec:
         targetValue: {{ .target | int64 | quote }}
     {{- end }}
 {{- end -}}
+
+{{/* Secret with the adapter's certificate; empty where it makes one by itself. */}}
+{{- define "baton.adapterSecret" -}}
+{{- $tls := .Values.autoscaling.adapter.tls -}}
+{{- if $tls.certManager -}}
+{{ include "baton.name" (dict "root" . "component" "adapter") }}-tls
+{{- else -}}
+{{ $tls.existingSecret }}
+{{- end -}}
+{{- end -}}

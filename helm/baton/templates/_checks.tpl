@@ -47,8 +47,12 @@
 {{- end -}}
 
 {{- define "baton.checkAutoscaling" -}}
-{{- if and (gt (int .adapter.replicas) 1) (not .adapter.tls.existingSecret) -}}
-{{- fail "autoscaling.adapter.replicas above 1 needs autoscaling.adapter.tls.existingSecret: each would make its own certificate" -}}
+{{- $tls := .adapter.tls -}}
+{{- if and $tls.certManager $tls.existingSecret -}}
+{{- fail "autoscaling.adapter.tls.existingSecret is for a certificate that certManager does not make" -}}
+{{- end -}}
+{{- if and (gt (int .adapter.replicas) 1) (not $tls.certManager) (not $tls.existingSecret) -}}
+{{- fail "autoscaling.adapter.replicas above 1 needs autoscaling.adapter.tls.existingSecret or certManager: each would make its own certificate" -}}
 {{- end -}}
 {{- range $role := list "prefill" "decode" -}}
 {{- $limits := get $ $role -}}

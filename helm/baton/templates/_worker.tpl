@@ -89,9 +89,11 @@ resources:
 {{- end -}}
 
 {{/*
-Asked at the port of the metrics, which is plain HTTP with mutual TLS, too. Ready = it takes new
-work. Started and alive = it answers at all: a worker that drains says 503 to /health, and is
-not to be killed for it; one whose parts have failed ends by itself.
+Asked at the port of the metrics, which is plain HTTP with mutual TLS, too. It answers from the
+moment on in which the model is loaded, graphs are recorded and the first step has run: started.
+Ready = it takes new work, which is later with warm_prefix_share or kv_require. Alive = it answers
+at all: a worker that drains says 503 to /health, and is not to be killed for it; one whose parts
+have failed ends by itself.
 */}}
 {{- define "baton.workerProbes" -}}
 {{- $port := printf "%s-metrics" .role -}}

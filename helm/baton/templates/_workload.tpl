@@ -14,6 +14,8 @@ spec:
   replicas: {{ eq .component "pair" | ternary $nvlink.pairs .values.replicas }}
   {{- end }}
   {{- include "baton.rollout" .values.rollout | nindent 2 }}
+  # A rollout has not failed while a pod may still load its model.
+  progressDeadlineSeconds: {{ add .values.startupSeconds 300 }}
   selector:
     matchLabels:
       {{- include "baton.selector" . | nindent 6 }}

@@ -56,6 +56,11 @@ class KvExportStub:
                 request_serializer=baton_dot_v1_dot_kv__transfer__pb2.FetchRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.FetchReply.FromString,
                 _registered_method=True)
+        self.ListHotBlocks = channel.unary_unary(
+                '/baton.v1.KvExport/ListHotBlocks',
+                request_serializer=baton_dot_v1_dot_kv__transfer__pb2.HotBlocksRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_kv__transfer__pb2.HotBlocksReply.FromString,
+                _registered_method=True)
 
 
 class KvExportServicer:
@@ -94,6 +99,13 @@ class KvExportServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListHotBlocks(self, request, context):
+        """Which cached blocks were of use lately: for a worker that has just started.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KvExportServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -116,6 +128,11 @@ def add_KvExportServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.FetchRequest.FromString,
                     response_serializer=baton_dot_v1_dot_kv__transfer__pb2.FetchReply.SerializeToString,
+            ),
+            'ListHotBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListHotBlocks,
+                    request_deserializer=baton_dot_v1_dot_kv__transfer__pb2.HotBlocksRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_kv__transfer__pb2.HotBlocksReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -228,6 +245,33 @@ class KvExport:
             '/baton.v1.KvExport/Fetch',
             baton_dot_v1_dot_kv__transfer__pb2.FetchRequest.SerializeToString,
             baton_dot_v1_dot_kv__transfer__pb2.FetchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHotBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KvExport/ListHotBlocks',
+            baton_dot_v1_dot_kv__transfer__pb2.HotBlocksRequest.SerializeToString,
+            baton_dot_v1_dot_kv__transfer__pb2.HotBlocksReply.FromString,
             options,
             channel_credentials,
             insecure,

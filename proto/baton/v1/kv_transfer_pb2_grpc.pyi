@@ -53,6 +53,8 @@ class KvExportStub:
     """Pins leading blocks of a chain of hashes, as many as are cached, under a lease that
     begins now. They are released like those of a hand-off.
     """
+    ListHotBlocks: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.HotBlocksRequest, _kv_transfer_pb2.HotBlocksReply]
+    """Which cached blocks were of use lately: for a worker that has just started."""
 
 @_typing.type_check_only
 class KvExportAsyncStub(KvExportStub):
@@ -75,6 +77,8 @@ class KvExportAsyncStub(KvExportStub):
     """Pins leading blocks of a chain of hashes, as many as are cached, under a lease that
     begins now. They are released like those of a hand-off.
     """
+    ListHotBlocks: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.HotBlocksRequest, _kv_transfer_pb2.HotBlocksReply]  # type: ignore[assignment]
+    """Which cached blocks were of use lately: for a worker that has just started."""
 
 class KvExportServicer(metaclass=_abc_1.ABCMeta):
     """Hosted by every worker: others read its blocks. The reader is D in a hand-off, P when it
@@ -118,6 +122,14 @@ class KvExportServicer(metaclass=_abc_1.ABCMeta):
         """Pins leading blocks of a chain of hashes, as many as are cached, under a lease that
         begins now. They are released like those of a hand-off.
         """
+
+    @_abc_1.abstractmethod
+    def ListHotBlocks(
+        self,
+        request: _kv_transfer_pb2.HotBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_kv_transfer_pb2.HotBlocksReply, _abc.Awaitable[_kv_transfer_pb2.HotBlocksReply]]:
+        """Which cached blocks were of use lately: for a worker that has just started."""
 
 def add_KvExportServicer_to_server(servicer: KvExportServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -1,6 +1,8 @@
 """The adapter in a cluster: a stand-in for the API server has its config map and APIService."""
 
+import asyncio
 import base64
+import datetime
 import json
 import ssl
 import threading
@@ -13,6 +15,7 @@ from kubernetes.client import ApiClient, Configuration
 from core.errors import StartupError, Unavailable
 from router import kubernetes_client
 from router.metrics_adapter import cluster
+from router.metrics_adapter.certificate import make_certificate
 from router.metrics_adapter.server import Adapter
 from router.metrics_adapter.settings import AdapterSettings
 from tests.router.metrics_adapter.pki import Authority
@@ -127,6 +130,33 @@ def test_the_bundle_is_written_only_when_it_differs(api_server):
     for _ in range(2):
         cluster.write_ca_bundle(api_server.client(), b"ca")
     assert (api_server.num_patches, api_server.spec["caBundle"]) == (1, "Y2E=")
+
+
+async def test_a_certificate_that_was_renewed_is_shown(
+    redis_server, api_server, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(kubernetes_client, "connect", api_server.client)
+    monkeypatch.setattr("router.metrics_adapter.server._REFRESH_S", 0.05)
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    issued = [make_certificate(["adapter"], datetime.datetime.now(datetime.UTC)) for _ in range(2)]
+    for file, content in ((cert, issued[0].certificate), (key, issued[0].key)):
+        file.write_bytes(content)
+    settings = {"host": "127.0.0.1", "port": 0, "redis_url": redis_server.url}
+    adapter = Adapter(AdapterSettings(**settings, tls_cert_file=cert, tls_key_file=key))
+    try:
+        host, _, port = (await adapter.start()).rpartition(":")
+        key.write_bytes(issued[1].key)
+        cert.write_bytes(issued[1].certificate)
+        async with asyncio.timeout(10):
+            while await shown_at(host, int(port)) != issued[1].certificate.decode():
+                await asyncio.sleep(0.02)
+    finally:
+        await adapter.stop()
+
+
+async def shown_at(host, port):
+    """The certificate of a server, in PEM."""
+    return await asyncio.to_thread(ssl.get_server_certificate, (host, port))
 
 
 async def test_a_cluster_without_a_front_proxy_ends_the_start(adapter, api_server):

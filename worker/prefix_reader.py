@@ -9,7 +9,6 @@ has settled. There is no renewal, since a fetch is over before any lease.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,7 +60,6 @@ class PrefixReader:
         )
         self._blocks = BlockReader(host, self._imports, on_room)
         self._max_blocks = int(MAX_FETCHED_SHARE * pool.num_blocks)
-        self._numbers = itertools.count()
 
     @property
     def num_open(self) -> int:
@@ -79,7 +77,7 @@ class PrefixReader:
         Raises a BatonError. Whatever happens, everything is freed, here and there.
         """
         identity = self._host.identity
-        key = (f"{identity.worker_id}@{identity.epoch}/{next(self._numbers)}", 0)
+        key = (f"{identity.worker_id}@{identity.epoch}/{next(self._host.fetch_numbers)}", 0)
         plan = self._host.settings.digest_plan()
         release = kv_transfer_pb2.ReleaseRequest(request_id=key[0], attempt=key[1])
         must_release = True
