@@ -15,11 +15,14 @@ from engine.attention import AttentionBackend, GatherAttention
 from engine.attention.native import NativeAttention, unsupported
 from engine.kv_cache import KVCache
 from engine.linear import Linear, pack, packing_error
+from engine.matrices import MatrixStorage, QuantizedKernels
 from engine.native.build import BuildError, build, default_cache
 from engine.native.library import DTYPES, Library
 from engine.native.linear import NativePacker
 from engine.native.ops import NativeOps
+from engine.native.quantized import NativeQuantizer
 from engine.ops import DecoderOps, TorchOps
+from engine.quantization.weight import Code
 
 CHOICES = ("auto", "native", "torch")
 
@@ -30,7 +33,16 @@ class Kernels:
 
     ops: DecoderOps
     pack: Callable[[Linear], None] | None
+    quantized: QuantizedKernels | None
     library: Library | None
+
+    def storage(
+        self, dtype: torch.dtype, scheme: Code | None, progress: Callable[[str], None]
+    ) -> MatrixStorage:
+        """For matrices of layers in the codes of `scheme`, or as the checkpoint has them."""
+        if scheme is not None and self.quantized is None:
+            progress(f"{scheme.value} weights are written out: no kernels multiply with codes")
+        return MatrixStorage(dtype, self.pack, self.quantized, scheme)
 
     def attention(
         self, cache: KVCache, num_heads: int, progress: Callable[[str], None]
@@ -52,18 +64,19 @@ def choose_kernels(
     if wanted not in CHOICES:
         raise StartupError(f"cpu_kernels {wanted} is not known; choose {', '.join(CHOICES)}")
     if wanted == "torch" or device.type != "cpu":
-        return Kernels(TorchOps(), None, None)
+        return Kernels(TorchOps(), None, None, None)
     try:
         library = _library(dtype)
     except BuildError as error:
         if wanted == "native":
             raise StartupError(f"no compiled kernels: {error}") from error
         progress(f"PyTorch's kernels instead of compiled ones: {error}")
-        return Kernels(TorchOps(), _onednn(dtype, progress), None)
+        return Kernels(TorchOps(), _onednn(dtype, progress), None, None)
     progress("kernels compiled for this CPU")
+    quantized = NativeQuantizer(library) if library.packs else None
     if library.packs and not library.has_matrix_unit:
-        return Kernels(NativeOps(library), NativePacker(library), library)
-    return Kernels(NativeOps(library), _onednn(dtype, progress), library)
+        return Kernels(NativeOps(library), NativePacker(library), quantized, library)
+    return Kernels(NativeOps(library), _onednn(dtype, progress), quantized, library)
 
 
 def _onednn(dtype: torch.dtype, progress: Callable[[str], None]) -> Callable[[Linear], None] | None:

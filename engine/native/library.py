@@ -53,6 +53,23 @@ class Layer(ctypes.Structure):
     )
 
 
+class QuantizedProduct(ctypes.Structure):
+    """`QuantizedProduct` of quantized.cpp."""
+
+    _fields_ = (
+        ("rows", ctypes.c_void_p),
+        ("codes", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("zeros", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("group_size", ctypes.c_int64),
+    )
+
+
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -86,6 +103,14 @@ class Library:
         self.plain_linear = library[f"baton_plain_linear_{suffix}"]
         self.plain_linear.argtypes = (*[_POINTER] * 3, *[_INT] * 4)
         self.plain_linear.restype = None
+        self.quantized = {
+            code: library[f"baton_quantized_{code}_{suffix}"] for code in ("int8", "fp8", "int4")
+        }
+        for function in self.quantized.values():
+            function.argtypes = (_POINTER, _INT)
+            function.restype = None
+        self.per_word = 1 if dtype == torch.float32 else 2
+        """Inputs that the kernels multiply in one go."""
         # bfloat16 needs AVX512-BF16.
         self.packs = bool(library[f"baton_packs_{suffix}"]())
         self.has_matrix_unit = bool(library.baton_has_matrix_unit())
