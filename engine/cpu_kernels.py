@@ -1,5 +1,7 @@
 """Which kernels an engine runs on: PyTorch's own, or on a CPU the faster ones, if they go.
 
+On a GPU, `engine.gpu_runner` has others for all but the matrices.
+
 What does not go is named in a line of the log, and PyTorch does it instead.
 """
 
@@ -63,7 +65,11 @@ def choose_kernels(
     where that goes. Compiling takes seconds, once a machine."""
     if wanted not in CHOICES:
         raise StartupError(f"cpu_kernels {wanted} is not known; choose {', '.join(CHOICES)}")
-    if wanted == "torch" or device.type != "cpu":
+    if device.type == "cuda":
+        from engine.triton_linear import TritonQuantizer  # Needs Triton, which a CPU does not.
+
+        return Kernels(TorchOps(), None, TritonQuantizer.on(device), None)
+    if wanted == "torch":
         return Kernels(TorchOps(), None, None, None)
     try:
         library = _library(dtype)

@@ -67,13 +67,14 @@ class _Product:
 
 
 def _in_panels(weight: QuantizedWeight, per_word: int) -> torch.Tensor:
-    """uint8 codes as [outputs / 64, inputs / per_word, 64, per_word], rows of zeros at the end."""
+    """uint8 codes as [outputs / 64, inputs / per_word, 64 * per_word], rows of zeros at the end."""
     if weight.code is Code.INT4:
         codes = (weight.integers() + INT4_OFFSET).view(torch.uint8)
     else:
         codes = weight.codes.view(torch.uint8)
-    panels = _padded(codes).view(-1, _PANEL, weight.num_inputs // per_word, per_word)
-    panels = panels.transpose(1, 2).contiguous()
+    # Codes of a word are moved as one integer.
+    words = _padded(codes).view(torch.uint8 if per_word == 1 else torch.int16)
+    panels = words.view(-1, _PANEL, words.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
     if weight.code is not Code.INT4:
         return panels
     runs = panels.view(-1, 2, _RUN // 2)

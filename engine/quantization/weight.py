@@ -27,6 +27,14 @@ class Code(Enum):
     """A tensor of uint8, [out, in / 2]: inputs 2j and 2j + 1 in the low and the high half of
     byte j, each with 8 added."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return _DTYPES[self]
+
+    @property
+    def per_byte(self) -> int:
+        return 2 if self is Code.INT4 else 1
+
 
 INT4_OFFSET = 8
 _DTYPES = {Code.INT8: torch.int8, Code.FP8: torch.float8_e4m3fn, Code.INT4: torch.uint8}
@@ -48,7 +56,7 @@ class QuantizedWeight:
     """int64 [in]: the j-th column belongs to input order[j]; None: to input j."""
 
     def __post_init__(self) -> None:
-        assert self.codes.dtype == _DTYPES[self.code]
+        assert self.codes.dtype == self.code.dtype
         num_groups = -(-self.num_inputs // self.group_size)
         assert self.scales.shape == (self.num_outputs, num_groups)
         assert self.zeros is None or self.zeros.shape == self.scales.shape
@@ -59,7 +67,7 @@ class QuantizedWeight:
 
     @property
     def num_inputs(self) -> int:
-        return self.codes.shape[1] * (2 if self.code is Code.INT4 else 1)
+        return self.codes.shape[1] * self.code.per_byte
 
     def to(self, device: torch.device) -> QuantizedWeight:
         """The same on `device`."""
