@@ -54,7 +54,7 @@ class Layer(ctypes.Structure):
 
 
 class QuantizedProduct(ctypes.Structure):
-    """`QuantizedProduct` of quantized.cpp."""
+    """`QuantizedProduct` of quantized.h."""
 
     _fields_ = (
         ("rows", ctypes.c_void_p),
@@ -109,6 +109,14 @@ class Library:
         for function in self.quantized.values():
             function.argtypes = (_POINTER, _INT)
             function.restype = None
+        self.integers = {code: library[f"baton_integers_{code}"] for code in ("int8", "int4")}
+        for function in self.integers.values():
+            function.argtypes = (_POINTER, _POINTER, _INT)
+            function.restype = None
+        self.max_integer_group = 0
+        """Inputs that bfloat16 rows may have in one sum of integers; 0: the CPU has no such."""
+        if dtype == torch.bfloat16:
+            self.max_integer_group = int(library.baton_integers_max_group())
         self.per_word = 1 if dtype == torch.float32 else 2
         """Inputs that the kernels multiply in one go."""
         # bfloat16 needs AVX512-BF16.

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "multiply.h"
+#include "quantized.h"
 
 #ifdef __AVX512F__
 #include <immintrin.h>
@@ -92,16 +93,6 @@ struct Int4 {
   }
 };
 
-struct QuantizedProduct {
-  const void* rows;  // [num_rows, inputs]
-  const uint8_t* codes;
-  const float* scales;
-  const int8_t* zeros;  // null: all 0
-  const void* bias;     // [outputs], or null
-  void* output;         // [num_rows, outputs]
-  int64_t num_rows, inputs, outputs, group_size;
-};
-
 // One row of words of a panel is kRow<T> codes.
 template <typename T>
 constexpr int64_t kRow = kPanel * kPerWord<T>;
@@ -129,21 +120,6 @@ inline const float* zeros_of(const QuantizedProduct& p, int64_t group, float* ex
   return expanded;
 }
 
-template <typename T>
-void write(const QuantizedProduct& p, const float* totals, int64_t panel, int64_t first,
-           int64_t count) {
-  const int64_t begin = panel * kPanel, size = std::min(kPanel, p.outputs - begin);
-  const T* bias = static_cast<const T*>(p.bias);
-  for (int64_t r = 0; r < count; ++r) {
-    T* target = static_cast<T*>(p.output) + (first + r) * p.outputs + begin;
-    for (int64_t n = 0; n < size; n += kLanes) {
-      f32x16 values = load(totals + r * kPanel + n);
-      if (bias != nullptr) values += load_some(bias + begin + n, size - n);
-      store_some(target + n, values, size - n);
-    }
-  }
-}
-
 template <typename T, typename Code>
 void multiply_tile(const QuantizedProduct& p, int64_t panel, int64_t first, int64_t count) {
   alignas(64) float totals[kRowTile * kPanel], sums[kRowTile * kPanel], expanded[kRow<T>];
@@ -169,7 +145,7 @@ void multiply_tile(const QuantizedProduct& p, int64_t panel, int64_t first, int6
         store(total, load(total) + load(scales + n) * load(sums + r * kPanel + n));
       }
   }
-  write<T>(p, totals, panel, first, count);
+  write_panel<T>(p, totals, panel, first, count);
 }
 
 template <typename T, typename Code>

@@ -11,12 +11,19 @@ from engine.native.library import Library, QuantizedProduct
 from engine.quantization.weight import INT4_OFFSET, Code, QuantizedWeight
 
 _PANEL = 64
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _RUN = 32
-"""Codes of INT4 that lie in 16 bytes."""
+_INTEGERS_PER_WORD = 4
+_INTEGERS_RUN = 128
+"""Codes of INT4 of which the first half lies in the low halves of bytes, the others in the high."""
 
 
 class NativeQuantizer:
-    """Gives a matrix the product with a quantized weight; see quantized.cpp."""
+    """Gives a matrix the product with a quantized weight.
+
+    Where the CPU multiplies bytes (AVX512-VNNI), bfloat16 rows meet int8 and int4 as integers
+    (integers.cpp); codes turn into numbers for all others (quantized.cpp).
+    """
 
     def __init__(self, library: Library) -> None:
         assert library.packs, "this CPU does not multiply the element type as it lies in panels"
@@ -27,7 +34,16 @@ class NativeQuantizer:
         return weight.num_inputs % 2 == 0 and weight.group_size % 2 == 0
 
     def __call__(self, matrix: Linear, weight: QuantizedWeight) -> None:
-        matrix.replace(_Product(self._library, weight, matrix.bias))
+        kind = _IntegerProduct if self._multiplies_integers(weight) else _Product
+        matrix.replace(kind(self._library, weight, matrix.bias))
+
+    def _multiplies_integers(self, weight: QuantizedWeight) -> bool:
+        largest = self._library.max_integer_group
+        if largest == 0 or weight.code is Code.FP8:
+            return False
+        inputs, group = weight.num_inputs, weight.group_size
+        is_whole = group >= inputs or group <= largest or group % largest == 0
+        return is_whole and inputs % _INTEGERS_PER_WORD == group % _INTEGERS_PER_WORD == 0
 
 
 class _Product:
@@ -36,11 +52,12 @@ class _Product:
     def __init__(
         self, library: Library, weight: QuantizedWeight, bias: torch.Tensor | None
     ) -> None:
-        self._run = library.quantized[weight.code.value]
+        self._library = library
+        self._code = weight.code.value
         self._order = weight.order
         self._num_outputs = weight.num_outputs
         self._bias = bias
-        self._codes = _in_panels(weight, library.per_word)
+        self._codes = self._panels_of(weight)
         self._scales = _groups_in_panels(weight.scales.float())
         self._zeros = None if weight.zeros is None else _groups_in_panels(weight.zeros)
         if weight.code is Code.INT4:
@@ -62,22 +79,51 @@ class _Product:
         arguments = self._arguments
         arguments.rows, arguments.output = x.data_ptr(), output.data_ptr()
         arguments.num_rows = x.shape[0]
-        self._run(ctypes.byref(arguments), torch.get_num_threads())
+        self._run(arguments)
         return output
 
+    def _panels_of(self, weight: QuantizedWeight) -> torch.Tensor:
+        return _in_panels(_unsigned(weight), weight.code, self._library.per_word, _RUN)
 
-def _in_panels(weight: QuantizedWeight, per_word: int) -> torch.Tensor:
-    """uint8 codes as [outputs / 64, inputs / per_word, 64 * per_word], rows of zeros at the end."""
+    def _run(self, arguments: QuantizedProduct) -> None:
+        run = self._library.quantized[self._code]
+        run(ctypes.byref(arguments), torch.get_num_threads())
+
+
+class _IntegerProduct(_Product):
+    """Of bfloat16 rows with int8 or int4."""
+
+    def _panels_of(self, weight: QuantizedWeight) -> torch.Tensor:
+        codes = _unsigned(weight)
+        if weight.code is Code.INT8:
+            codes = codes ^ 0x80  # adds 128
+        return _in_panels(codes, weight.code, _INTEGERS_PER_WORD, _INTEGERS_RUN)
+
+    def _run(self, arguments: QuantizedProduct) -> None:
+        group = min(self._library.max_integer_group, arguments.group_size)
+        num_groups = -(-arguments.inputs // group)
+        size = arguments.num_rows * (2 * arguments.inputs + 8 * num_groups)
+        integers = torch.empty(size, dtype=torch.int8)
+        run = self._library.integers[self._code]
+        run(ctypes.byref(arguments), integers.data_ptr(), torch.get_num_threads())
+
+
+def _unsigned(weight: QuantizedWeight) -> torch.Tensor:
+    """uint8 [out, in]: the codes as they are, INT4's from 0 to 15."""
     if weight.code is Code.INT4:
-        codes = (weight.integers() + INT4_OFFSET).view(torch.uint8)
-    else:
-        codes = weight.codes.view(torch.uint8)
-    # Codes of a word are moved as one integer.
-    words = _padded(codes).view(torch.uint8 if per_word == 1 else torch.int16)
+        return (weight.integers() + INT4_OFFSET).view(torch.uint8)
+    return weight.codes.view(torch.uint8)
+
+
+def _in_panels(codes: torch.Tensor, code: Code, per_word: int, run: int) -> torch.Tensor:
+    """Codes [out, in] as [outputs / 64, inputs / per_word, 64, per_word], rows of zeros at the
+    end; INT4's two to a byte, in runs."""
+    # The codes of a word are moved as one integer.
+    words = _padded(codes).view(_WORDS[per_word])
     panels = words.view(-1, _PANEL, words.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
-    if weight.code is not Code.INT4:
+    if code is not Code.INT4:
         return panels
-    runs = panels.view(-1, 2, _RUN // 2)
+    runs = panels.view(-1, 2, run // 2)
     return runs[:, 0] | (runs[:, 1] << 4)
 
 
@@ -89,5 +135,5 @@ def _groups_in_panels(groups: torch.Tensor) -> torch.Tensor:
 def _padded(rows: torch.Tensor) -> torch.Tensor:
     num_missing = -len(rows) % _PANEL
     if num_missing == 0:
-        return rows
+        return rows.contiguous()
     return torch.cat([rows, rows.new_zeros(num_missing, rows.shape[1])])
