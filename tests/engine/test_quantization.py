@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from bench.prompt_logits import CPU, divergence
 from bench.quantized_checkpoints import (
     GptqOptions,
     Recipe,
@@ -24,7 +25,7 @@ from engine.weights import load_weights
 from tests import tiny_models
 from tests.engine.harness import make_engine, make_prompt, run_prompts
 from tests.engine.kernels import native_library
-from tests.engine.logits import CPU, logits_of, reference_logits
+from tests.engine.logits import logits_of, reference_logits
 
 SCHEMES = {"int8": Code.INT8, "fp8": Code.FP8}
 
@@ -33,12 +34,6 @@ SCHEMES = {"int8": Code.INT8, "fp8": Code.FP8}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     native_library(torch.float32)
     return tiny_models.build(tmp_path_factory.mktemp("models") / "plain", "qwen3")
-
-
-def divergence(logits: torch.Tensor, exact: torch.Tensor) -> float:
-    """Kullback-Leibler, mean over positions, in nats."""
-    exact, logits = exact.log_softmax(-1), logits.log_softmax(-1)
-    return float((exact.exp() * (exact - logits)).sum(-1).mean())
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])

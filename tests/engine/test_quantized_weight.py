@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -97,7 +99,9 @@ def test_parts_are_stacked_only_where_they_agree() -> None:
 @pytest.mark.parametrize("kind", ["int8", "int8 with zeros", "fp8", "int4"])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(64, 32), (72, 430), (100, 300)])
 @pytest.mark.parametrize("num_rows", [1, 3, 70])
+@pytest.mark.parametrize("has_integers", [True, False])
 def test_compiled_products_round_no_more_than_unquantized_ones(
+    has_integers: bool,
     num_rows: int,
     num_outputs: int,
     num_inputs: int,
@@ -110,6 +114,9 @@ def test_compiled_products_round_no_more_than_unquantized_ones(
         pytest.skip(f"this CPU has no instructions for {dtype}")
     weight, bias = drawn(kind, num_outputs, num_inputs), draw(num_outputs, seed=1).to(dtype)
     matrix, x = Linear(bias=bias), draw(num_rows, num_inputs, seed=2).to(dtype)
+    if not has_integers:
+        library = copy.copy(library)
+        library.max_integer_group = 0
     quantizer = NativeQuantizer(library)
     assert quantizer.serves(weight)
     quantizer(matrix, weight)
