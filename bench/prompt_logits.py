@@ -31,7 +31,7 @@ def prompt_logits(
     config = ModelConfig.from_folder(folder)
     is_reference = kernels_name == "reference"
     kernels = choose_kernels("torch" if is_reference else kernels_name, dtype, CPU, _silent)
-    storage = kernels.storage(dtype, scheme, _silent)
+    storage = kernels.storage(dtype, scheme)
     weights = load_weights(folder, config, storage, CPU, _silent)
     shape = BlockShape(config.num_layers, config.num_kv_heads, BLOCK_SIZE, config.head_dim, dtype)
     # No block follows its neighbour.

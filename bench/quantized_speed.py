@@ -35,7 +35,7 @@ def _int4() -> QuantizedWeight:
 
 def _matrices(kind: str) -> list[Linear]:
     kernels = choose_kernels("auto", torch.bfloat16, torch.device("cpu"), lambda _: None)
-    storage = kernels.storage(torch.bfloat16, None, print)
+    storage = kernels.storage(torch.bfloat16)
     made = []
     for _ in range(NUM_MATRICES):
         matrix = Linear()

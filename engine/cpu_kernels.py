@@ -38,12 +38,8 @@ class Kernels:
     quantized: QuantizedKernels | None
     library: Library | None
 
-    def storage(
-        self, dtype: torch.dtype, scheme: Code | None, progress: Callable[[str], None]
-    ) -> MatrixStorage:
+    def storage(self, dtype: torch.dtype, scheme: Code | None = None) -> MatrixStorage:
         """For matrices of layers in the codes of `scheme`, or as the checkpoint has them."""
-        if scheme is not None and self.quantized is None:
-            progress(f"{scheme.value} weights are written out: no kernels multiply with codes")
         return MatrixStorage(dtype, self.pack, self.quantized, scheme)
 
     def attention(

@@ -113,7 +113,10 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
         torch.set_num_threads(config.num_threads)
     began = time.monotonic()
     kernels = choose_kernels(config.cpu_kernels, _DTYPES[dtype], device, progress)
-    storage = kernels.storage(_DTYPES[dtype], scheme, progress)
+    is_quantized = scheme is not None or model_config.checkpoint_format is not None
+    if is_quantized and kernels.quantized is None:
+        progress("quantized matrices are written out: no kernels multiply with their codes")
+    storage = kernels.storage(_DTYPES[dtype], scheme)
     weights = load_weights(config.model, model_config, storage, device, progress)
     progress(f"weights loaded in {time.monotonic() - began:.1f} s ({dtype}, {device})")
     shape = _block_shape(config, model_config, _DTYPES[dtype])

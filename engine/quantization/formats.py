@@ -143,7 +143,7 @@ class ScaledFormat(CheckpointFormat):
 
     block: tuple[int, int] | None = None
     """(outputs, inputs) of a block."""
-    ignored = frozenset({"input_scale", "activation_scale"})
+    ignored = frozenset({"input_scale", "input_zero_point", "activation_scale"})
 
     def needed(self, present: Set[str]) -> Set[str] | None:
         scales = present & {"weight_scale", "weight_scale_inv"}

@@ -18,6 +18,7 @@ from bench.quantized_checkpoints import (
     gptq,
     write_quantized,
 )
+from engine.engine import EngineConfig, load_engine
 from engine.matrices import MatrixStorage
 from engine.model_config import ModelConfig
 from engine.quantization.weight import Code
@@ -46,6 +47,18 @@ def test_it_computes_what_a_checkpoint_with_a_scale_for_each_output_does(
     model.load_state_dict(weights)
     logits = logits_of(folder, kernels, torch.float32, SCHEMES[name])
     torch.testing.assert_close(logits, reference_logits(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kernels", "num_lines"), [("native", 0), ("torch", 1)])
+def test_an_engine_tells_when_codes_save_no_memory(
+    kernels: str, num_lines: int, folder: Path
+) -> None:
+    lines: list[str] = []
+    config = EngineConfig(
+        model=folder, quantization="int8", cpu_kernels=kernels, num_gpu_blocks_override=4
+    )
+    load_engine(config, lines.append)
+    assert len([line for line in lines if "are written out" in line]) == num_lines
 
 
 @pytest.mark.parametrize("name", SCHEMES)
