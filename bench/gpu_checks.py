@@ -12,6 +12,7 @@ import torch
 from bench.gpu_model import RunAgain
 from bench.kernel_cases import AttentionCase, attention_sweep
 from bench.kernel_row_cases import RotaryCase, RowCase, SamplingCase
+from bench.quantized_cases import QuantizedCase, quantized_sweep
 from bench.random_model import write_random_model
 from bench.report import Reporter
 from core.sampling import SamplingParams
@@ -19,10 +20,12 @@ from engine.attention.triton import TritonAttention, TritonSettings
 from engine.engine import Engine, EngineConfig, load_engine
 from engine.gpu_runner import make_gpu_runner
 from engine.graphs import GraphMode, GraphOptions
+from engine.quantization.weight import Code
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
 from engine.triton_decoder import TritonDecoder
 from engine.triton_graphs import GraphModel
+from engine.triton_linear import TritonQuantizer
 
 SMALL: dict[str, Any] = {
     "vocab_size": 512,
@@ -71,13 +74,14 @@ def check_kernels(reporter: Reporter, device: torch.device, is_dry: bool) -> Non
     reporter.check("draws other than the sampler's", num_other, "draws", "<= 1")
 
 
-def _cases(is_dry: bool) -> Iterator[AttentionCase | RotaryCase | RowCase]:
+def _cases(is_dry: bool) -> Iterator[AttentionCase | RotaryCase | RowCase | QuantizedCase]:
     """Of the attention's sweep every shape once in bfloat16, some in the other dtypes."""
     if is_dry:
         yield AttentionCase(((40, 1), (-1, 1), (0, 20)), num_processors=8)
         yield RotaryCase()
         yield RowCase("norm", 576)
         yield RowCase("gate", 576)
+        yield QuantizedCase(Code.INT8)
         return
     yield from attention_sweep((torch.bfloat16,))[::2]
     yield from attention_sweep((torch.float16, torch.float32))[3::14]
@@ -89,6 +93,7 @@ def _cases(is_dry: bool) -> Iterator[AttentionCase | RotaryCase | RowCase]:
         for size in (576, 4096):
             yield RowCase("norm", size, dtype)
             yield RowCase("gate", size, dtype)
+    yield from quantized_sweep(TritonQuantizer.on(torch.device("cuda")).has_fp8)
 
 
 def check_tokens(reporter: Reporter, folder: Path, device: torch.device, is_dry: bool) -> None:

@@ -27,8 +27,10 @@ from engine.kernels.activation import silu_and_multiply
 from engine.kernels.decode_attention import DecodeRows, decode_attention
 from engine.kernels.norms import add_rms_norm, rms_norm
 from engine.kernels.prefill_attention import PrefillRows, prefill_attention
+from engine.kernels.quantized_matmul import quantized_matmul
 from engine.kernels.rotary_write import HeadNorms, RotaryRows, rotate_and_write
 from engine.kernels.sampling import SamplingRows, sample_rows
+from engine.quantization.weight import Code, QuantizedWeight
 
 ARCHITECTURES = (80, 90, 100)
 SHARED_LIMITS = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
@@ -39,6 +41,8 @@ _TYPES = {
     torch.float16: "fp16",
     torch.float32: "fp32",
     torch.float64: "fp64",
+    torch.int8: "i8",
+    torch.uint8: "u8",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -51,6 +55,12 @@ class Launch:
     kernel: Any
     arguments: dict[str, Any]
     options: dict[str, int]
+
+    @property
+    def name(self) -> str:
+        """The kernel's, with the kind of codes where it reads some."""
+        code = self.arguments.get("CODE")
+        return self.kernel.__name__ if code is None else f"{self.kernel.__name__} {code}"
 
     def source(self) -> ASTSource:
         """Types, constants and alignment as a real launch would specialize on."""
@@ -158,10 +168,14 @@ MODEL_SHAPES = (
 )
 
 
-def model_launches(shape: ModelShape) -> list[Launch]:
-    """Every launch of a step of such a model: decode with one split and with many, prefill."""
+def model_launches(shape: ModelShape, architecture: int) -> list[Launch]:
+    """Every launch of a step of such a model: decode with one split and with many, prefill, and
+    the products with its gate and up matrix in codes."""
     found: list[Launch] = []
-    for run in (_decode_of(shape, 1), _decode_of(shape, 16), _prefill_of(shape), _rows_of(shape)):
+    for run in (
+        *(_decode_of(shape, 1), _decode_of(shape, 16), _prefill_of(shape), _rows_of(shape)),
+        _products_of(shape, has_fp8=architecture >= 89),
+    ):
         found += launches_of(run)
     return found
 
@@ -209,6 +223,29 @@ def _rows_of(shape: ModelShape) -> Callable[[], object]:
     return run
 
 
+def _products_of(shape: ModelShape, has_fp8: bool) -> Callable[[], object]:
+    num_outputs, num_inputs = 2 * shape.intermediate_size, shape.hidden_size
+
+    def weight(code: Code, group_size: int, scales: torch.dtype) -> QuantizedWeight:
+        sizes = (num_outputs, -(-num_inputs // group_size))
+        zeros = _meta(*sizes, dtype=torch.int8) if code is Code.INT4 else None
+        codes = _meta(num_outputs, num_inputs // code.per_byte, dtype=code.dtype)
+        return QuantizedWeight(code, codes, _meta(*sizes, dtype=scales), zeros, group_size)
+
+    def run() -> None:
+        weights = (
+            weight(Code.INT8, num_inputs, torch.float32),
+            weight(Code.FP8, 128, torch.float32),
+            weight(Code.INT4, 128, torch.float16),
+        )
+        for num_rows in (1, 64, 512):
+            x = _meta(num_rows, num_inputs, dtype=shape.dtype)
+            for each in weights:
+                quantized_matmul(x, each, None, has_fp8=has_fp8)
+
+    return run
+
+
 def _sampling_rows() -> SamplingRows:
     types = (torch.float32, torch.int32, torch.float32, torch.float32, torch.float64)
     return SamplingRows(*(_meta(8, dtype=dtype) for dtype in types))
@@ -225,15 +262,15 @@ def main() -> int:
     jobs = [
         (shape, launch, architecture)
         for shape in shapes
-        for launch in model_launches(shape)
         for architecture in architectures
+        for launch in model_launches(shape, architecture)
     ]
     with ThreadPoolExecutor() as threads:
         usages = list(threads.map(lambda job: compile_for(job[1], job[2]), jobs))
     for (shape, launch, architecture), usage in zip(jobs, usages, strict=True):
         reporter.row(
             model=shape.name,
-            kernel=launch.kernel.__name__,
+            kernel=launch.name,
             sm=architecture,
             warps=launch.options["num_warps"],
             registers=usage.registers,

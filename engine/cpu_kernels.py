@@ -1,5 +1,7 @@
 """Which kernels an engine runs on: PyTorch's own, or on a CPU the faster ones, if they go.
 
+On a GPU, `engine.gpu_runner` has others for all but the matrices.
+
 What does not go is named in a line of the log, and PyTorch does it instead.
 """
 
@@ -15,11 +17,14 @@ from engine.attention import AttentionBackend, GatherAttention
 from engine.attention.native import NativeAttention, unsupported
 from engine.kv_cache import KVCache
 from engine.linear import Linear, pack, packing_error
+from engine.matrices import MatrixStorage, QuantizedKernels
 from engine.native.build import BuildError, build, default_cache
 from engine.native.library import DTYPES, Library
 from engine.native.linear import NativePacker
 from engine.native.ops import NativeOps
+from engine.native.quantized import NativeQuantizer
 from engine.ops import DecoderOps, TorchOps
+from engine.quantization.weight import Code
 
 CHOICES = ("auto", "native", "torch")
 
@@ -30,7 +35,12 @@ class Kernels:
 
     ops: DecoderOps
     pack: Callable[[Linear], None] | None
+    quantized: QuantizedKernels | None
     library: Library | None
+
+    def storage(self, dtype: torch.dtype, scheme: Code | None = None) -> MatrixStorage:
+        """For matrices of layers in the codes of `scheme`, or as the checkpoint has them."""
+        return MatrixStorage(dtype, self.pack, self.quantized, scheme)
 
     def attention(
         self, cache: KVCache, num_heads: int, progress: Callable[[str], None]
@@ -51,19 +61,24 @@ def choose_kernels(
     where that goes. Compiling takes seconds, once a machine."""
     if wanted not in CHOICES:
         raise StartupError(f"cpu_kernels {wanted} is not known; choose {', '.join(CHOICES)}")
-    if wanted == "torch" or device.type != "cpu":
-        return Kernels(TorchOps(), None, None)
+    if device.type == "cuda":
+        from engine.triton_linear import TritonQuantizer  # Needs Triton, which a CPU does not.
+
+        return Kernels(TorchOps(), None, TritonQuantizer.on(device), None)
+    if wanted == "torch":
+        return Kernels(TorchOps(), None, None, None)
     try:
         library = _library(dtype)
     except BuildError as error:
         if wanted == "native":
             raise StartupError(f"no compiled kernels: {error}") from error
         progress(f"PyTorch's kernels instead of compiled ones: {error}")
-        return Kernels(TorchOps(), _onednn(dtype, progress), None)
+        return Kernels(TorchOps(), _onednn(dtype, progress), None, None)
     progress("kernels compiled for this CPU")
+    quantized = NativeQuantizer(library) if library.packs else None
     if library.packs and not library.has_matrix_unit:
-        return Kernels(NativeOps(library), NativePacker(library), library)
-    return Kernels(NativeOps(library), _onednn(dtype, progress), library)
+        return Kernels(NativeOps(library), NativePacker(library), quantized, library)
+    return Kernels(NativeOps(library), _onednn(dtype, progress), quantized, library)
 
 
 def _onednn(dtype: torch.dtype, progress: Callable[[str], None]) -> Callable[[Linear], None] | None:

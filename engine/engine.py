@@ -26,6 +26,8 @@ from engine.kv_cache import (
 )
 from engine.model_config import ModelConfig
 from engine.padded_steps import PaddedSteps
+from engine.quantization.schemes import scheme_of
+from engine.quantization.weight import Code
 from engine.runner import GraphPath, ModelRunner
 from engine.scheduler import Scheduler
 from engine.scheduler_config import SchedulerConfig
@@ -45,6 +47,8 @@ class EngineConfig:
     """A Hugging Face model folder."""
     dtype: str = "auto"
     """"float32", "bfloat16", "float16", or "auto": as the folder declares, else float32."""
+    quantization: str = "none"
+    """"int8" or "fp8": the layers' matrices are kept so; "none": as the folder has them."""
     device: str = "cpu"
     """"cpu" or "cuda"."""
     block_size: int = 16
@@ -98,6 +102,7 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
     model_config = ModelConfig.from_folder(config.model)
     dtype = _resolve_dtype(config.dtype, model_config.dtype)
     device = _resolve_device(config.device)
+    scheme = _resolve_scheme(config.quantization, model_config)
     context_length = _resolve_context(config.max_model_len, model_config)
     options = GraphOptions.resolve(
         config.graph_mode, config.capture_sizes, config.max_num_seqs, device.type == "cuda"
@@ -108,9 +113,11 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
         torch.set_num_threads(config.num_threads)
     began = time.monotonic()
     kernels = choose_kernels(config.cpu_kernels, _DTYPES[dtype], device, progress)
-    weights = load_weights(
-        config.model, model_config, _DTYPES[dtype], device, progress, kernels.pack
-    )
+    is_quantized = scheme is not None or model_config.checkpoint_format is not None
+    if is_quantized and kernels.quantized is None:
+        progress("quantized matrices are written out: no kernels multiply with their codes")
+    storage = kernels.storage(_DTYPES[dtype], scheme)
+    weights = load_weights(config.model, model_config, storage, device, progress)
     progress(f"weights loaded in {time.monotonic() - began:.1f} s ({dtype}, {device})")
     shape = _block_shape(config, model_config, _DTYPES[dtype])
     gpu = _load_gpu(model_config, weights, shape, context_length, options)
@@ -154,6 +161,13 @@ def _resolve_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise StartupError("device cuda is not available: no GPU, or PyTorch without CUDA")
     return torch.device(name)
+
+
+def _resolve_scheme(name: str, model_config: ModelConfig) -> Code | None:
+    scheme = scheme_of(name)
+    if scheme is not None and model_config.checkpoint_format is not None:
+        raise StartupError(f"quantization {name}: the model's weights are quantized; choose none")
+    return scheme
 
 
 def _resolve_context(wanted: int | None, model_config: ModelConfig) -> int:

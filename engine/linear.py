@@ -16,17 +16,21 @@ Multiply = Callable[[torch.Tensor], torch.Tensor]
 class Linear:
     """A weight [out, in], and a bias [out] where the model has one.
 
-    The weight is None once something has taken its place. One that is shared (an embedding
-    that is looked up, too) stays as it was loaded.
+    The weight is None before it is loaded, and once something has taken its place. One that is
+    shared (an embedding that is looked up, too) stays as it was loaded.
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_shared: bool = False
+        self,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
-        self.weight: torch.Tensor | None = weight
-        self.bias = bias
         self.is_shared = is_shared
-        self._multiply: Multiply = lambda x: linear(x, weight, bias)
+        self.weight = weight
+        self.bias = bias
+        self._multiply: Multiply = self._as_loaded
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._multiply(x)
@@ -36,6 +40,10 @@ class Linear:
         self._multiply = multiply
         if not self.is_shared:
             self.weight = None
+
+    def _as_loaded(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.weight is not None, "the weight is not loaded"
+        return linear(x, self.weight, self.bias)
 
 
 def pack(matrix: Linear) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import StartupError
+from engine.quantization.config import checkpoint_format
+from engine.quantization.formats import CheckpointFormat
 from engine.rope import RopeConfig
 
 RawConfig = Mapping[str, Any]
@@ -97,6 +99,8 @@ class ModelConfig:
     rope: RopeConfig
     dtype: str | None
     """Dtype of the weights as the folder declares it; None when it does not."""
+    checkpoint_format: CheckpointFormat | None
+    """How the folder's quantized matrices are written; None where there are none."""
 
     @property
     def q_size(self) -> int:
@@ -160,6 +164,7 @@ class ModelConfig:
             windows=_windows(keys, architecture, num_layers),
             rope=RopeConfig.from_hf(keys, head_dim, max_positions),
             dtype=_declared_dtype(keys),
+            checkpoint_format=checkpoint_format(keys.get("quantization_config")),
         )
 
 
@@ -177,11 +182,6 @@ def _architecture_name(raw: RawConfig) -> str:
 def _refuse_unsupported(keys: RawConfig) -> None:
     if keys["hidden_act"] != "silu":
         raise StartupError(f"hidden_act {keys['hidden_act']!r} is not supported; supported: silu")
-    if keys.get("quantization_config"):
-        method = keys["quantization_config"].get("quant_method", "unnamed")
-        raise StartupError(
-            f"quantized weights ({method}) are not supported; supported: {', '.join(_DTYPES)}"
-        )
 
 
 def _positive(keys: RawConfig, name: str, default: int | None = None) -> int:

@@ -1,15 +1,18 @@
 """Loads a Hugging Face folder's safetensors straight into the decoder's fused tensors.
 
 Files are mapped, not read: each tensor is copied once, from the page cache to its place
-(converted to the wanted dtype on the way). A matrix that is to be packed is packed as soon as
-its last part is there, so that no second copy of the model ever exists.
+(converted to the wanted dtype on the way). A matrix that is to be packed or quantized is so as
+soon as its last part is there, so that no second copy of the model ever exists.
 Every tensor must be there, of the right shape, and nothing else may be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,7 +20,9 @@ from safetensors import SafetensorError, safe_open
 from core.errors import StartupError
 from core.model_folder import weight_files
 from engine.decoder import DecoderWeights, LayerWeights
+from engine.fused_matrix import Fill, FusedMatrix, Placing, fill_tensor
 from engine.linear import Linear
+from engine.matrices import MatrixStorage
 from engine.model_config import ModelConfig
 
 _NOT_WEIGHTS = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
@@ -27,17 +32,17 @@ _NOT_WEIGHTS = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 def load_weights(
     folder: Path,
     config: ModelConfig,
-    dtype: torch.dtype,
+    storage: MatrixStorage,
     device: torch.device,
     progress: Callable[[str], None],
-    pack: Callable[[Linear], None] | None = None,
 ) -> DecoderWeights:
-    """Allocates and fills all tensors, and calls `pack` with each matrix that it may replace.
+    """Allocates and fills all tensors, of the storage's dtype; matrices end as it keeps them.
 
     Raises StartupError naming the tensor or the file.
     """
     files = weight_files(folder)
-    plan = _Plan(config, dtype, device, pack)
+    names = frozenset().union(*(_names_in(path) for path in files))
+    plan = _Plan(config, names, Placing(device, storage))
     for number, path in enumerate(files, start=1):
         progress(f"loading weights {number}/{len(files)}: {path.name}")
         _load_file(path, plan)
@@ -46,34 +51,27 @@ def load_weights(
         raise StartupError(
             f"weights in {folder}: {len(missing)} tensors are missing, first {missing[0]}"
         )
+    plan.finish()
     return plan.weights
 
 
 class _Plan:
-    """Where each named tensor goes: views into the tensors of `weights`, not yet filled."""
+    """Where each tensor of the files, whose `names` these are, goes."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        pack: Callable[[Linear], None] | None,
-    ) -> None:
-        self.pending: dict[str, torch.Tensor] = {}
-        self._matrices: dict[str, Linear] = {}
-        self._num_missing: dict[Linear, int] = {}
-        self._pack = pack
+    def __init__(self, config: ModelConfig, names: Set[str], placing: Placing) -> None:
+        self.pending: dict[str, Fill] = {}
+        self._names = names
+        self._format = config.checkpoint_format
+        self._placing = placing
         self._filled: set[str] = set()
-        self._dtype = dtype
-        self._device = device
-        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._ignored = {"lm_head.weight"} if config.has_tied_embeddings else set()
+        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         if config.has_tied_embeddings:
             lm_head = Linear(embedding, is_shared=True)
-            self._matrices["model.embed_tokens.weight"] = lm_head
-            self._num_missing[lm_head] = 1
         else:
-            lm_head = self._linear({"lm_head": config.vocab_size}, config.hidden_size, False)
+            lm_head = self._linear(
+                {"lm_head": config.vocab_size}, config.hidden_size, False, is_of_layer=False
+            )
         self.weights = DecoderWeights(
             embedding=embedding,
             layers=tuple(self._layer(config, index) for index in range(config.num_layers)),
@@ -82,27 +80,21 @@ class _Plan:
         )
 
     def fill(self, name: str, source: torch.Tensor) -> None:
-        """Copies one tensor of a file to its place."""
+        """Takes one tensor of a file to its place."""
         if name in self._ignored or name.endswith(_NOT_WEIGHTS):
             return
         if name in self._filled:
             raise StartupError(f"tensor {name} occurs twice")
-        target = self.pending.pop(name, None)
-        if target is None:
+        fill = self.pending.pop(name, None)
+        if fill is None:
             raise StartupError(f"unexpected tensor {name}: config.json gives it no place")
-        if source.shape != target.shape:
-            raise StartupError(
-                f"tensor {name} has shape {list(source.shape)}, "
-                f"config.json asks for {list(target.shape)}"
-            )
-        if not source.is_floating_point():
-            raise StartupError(f"tensor {name} has dtype {source.dtype}, not a floating one")
-        target.copy_(source)
+        fill(source)
         self._filled.add(name)
-        if (matrix := self._matrices.get(name)) is not None:
-            self._num_missing[matrix] -= 1
-            if self._num_missing[matrix] == 0 and self._pack is not None:
-                self._pack(matrix)
+
+    def finish(self) -> None:
+        """What can be done only when nothing is pending."""
+        if self.weights.lm_head.is_shared:
+            self._placing.storage.keep(self.weights.lm_head)
 
     def _layer(self, config: ModelConfig, index: int) -> LayerWeights:
         prefix = f"model.layers.{index}."
@@ -133,37 +125,51 @@ class _Plan:
             down=self._linear({mlp + "down_proj": hidden}, inner, config.has_mlp_bias),
         )
 
-    def _linear(self, parts: dict[str, int], num_inputs: int, has_bias: bool) -> Linear:
+    def _linear(
+        self,
+        parts: dict[str, int],
+        num_inputs: int,
+        has_bias: bool,
+        *,
+        is_of_layer: bool = True,
+    ) -> Linear:
         """One matrix of the rows of all `parts` (module name -> rows), in order."""
-        num_outputs = sum(parts.values())
-        weight = self._empty(num_outputs, num_inputs)
-        bias = self._empty(num_outputs) if has_bias else None
-        matrix = Linear(weight, bias)
-        tensors = [(".weight", weight)] + ([(".bias", bias)] if bias is not None else [])
-        first = 0
-        for name, size in parts.items():
-            for suffix, tensor in tensors:
-                self.pending[name + suffix] = tensor[first : first + size]
-                self._matrices[name + suffix] = matrix
-            first += size
-        self._num_missing[matrix] = len(parts) * len(tensors)
-        return matrix
+        matrix = FusedMatrix(sum(parts.values()), num_inputs, self._placing, is_of_layer)
+        if has_bias:
+            matrix.add_bias()
+        for module, size in parts.items():
+            prefix = module + "."
+            present = {name.removeprefix(prefix) for name in self._names if name.startswith(prefix)}
+            self.pending |= matrix.add_part(module, size, present, self._format)
+            if self._format is not None:
+                self._ignored |= {prefix + own for own in self._format.ignored}
+        return matrix.linear
 
     def _tensor(self, name: str, *shape: int) -> torch.Tensor:
-        tensor = self._empty(*shape)
-        self.pending[name] = tensor
+        tensor = self._placing.empty(*shape)
+        self.pending[name] = partial(fill_tensor, name, tensor)
         return tensor
 
-    def _empty(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+def _names_in(path: Path) -> list[str]:
+    with _opened(path) as file:
+        return list(file.keys())
 
 
 def _load_file(path: Path, plan: _Plan) -> None:
     try:
-        with safe_open(path, framework="pt") as file:
+        with _opened(path) as file:
             for name in file.keys():  # noqa: SIM118 - safe_open is not a mapping
                 plan.fill(name, file.get_tensor(name))
     except StartupError as error:
         raise StartupError(f"{path}: {error.message}") from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The safetensors file `path`, mapped. Raises StartupError."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
     except (OSError, SafetensorError) as error:
         raise StartupError(f"cannot read weights {path}: {error}") from error

@@ -139,13 +139,19 @@ def _log_progress(message: str) -> None:
 def _fingerprint(engine: Engine, digest: str, transport: Transport) -> types_pb2.Fingerprint:
     return types_pb2.Fingerprint(
         model=digest,
-        dtype=engine.dtype,
+        dtype=_precision(engine),
         layout=LAYOUT_NAME,
         block_size=engine.pool.block_size,
         block_bytes=engine.kv_cache.block_bytes,
         hash_seed=HASH_SEED,
         kv_transport=transport.name,
     )
+
+
+def _precision(engine: Engine) -> str:
+    """KV that was computed with other weights must not be mixed."""
+    quantization = engine.config.quantization
+    return engine.dtype if quantization == "none" else f"{engine.dtype}, {quantization} weights"
 
 
 def _memory_region(settings: WorkerSettings, engine: Engine) -> MemoryRegion:

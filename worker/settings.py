@@ -60,6 +60,12 @@ class WorkerSettings(TlsSettings, TracingSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Of weights and KV; auto takes the checkpoint's."
     )
+    quantization: Literal["none", "int8", "fp8"] = Field(
+        "none",
+        description="Keep the weights of the layers in 8 bits, with a scale for each output; the "
+        "output matrix, embeddings and KV stay in --dtype. A checkpoint that is quantized (AWQ, "
+        "GPTQ, FP8) stays as it is, and wants none.",
+    )
     device: str = Field("cpu", description="cpu or cuda.")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of a step.")
     cpu_kernels: Literal["auto", "native", "torch"] = Field(
@@ -162,6 +168,7 @@ class WorkerSettings(TlsSettings, TracingSettings):
         return EngineConfig(
             model=model_path,
             dtype=self.dtype,
+            quantization=self.quantization,
             device=self.device,
             num_threads=self.threads,
             cpu_kernels=self.cpu_kernels,

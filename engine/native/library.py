@@ -53,6 +53,23 @@ class Layer(ctypes.Structure):
     )
 
 
+class QuantizedProduct(ctypes.Structure):
+    """`QuantizedProduct` of quantized.h."""
+
+    _fields_ = (
+        ("rows", ctypes.c_void_p),
+        ("codes", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("zeros", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("group_size", ctypes.c_int64),
+    )
+
+
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -86,6 +103,22 @@ class Library:
         self.plain_linear = library[f"baton_plain_linear_{suffix}"]
         self.plain_linear.argtypes = (*[_POINTER] * 3, *[_INT] * 4)
         self.plain_linear.restype = None
+        self.quantized = {
+            code: library[f"baton_quantized_{code}_{suffix}"] for code in ("int8", "fp8", "int4")
+        }
+        for function in self.quantized.values():
+            function.argtypes = (_POINTER, _INT)
+            function.restype = None
+        self.integers = {code: library[f"baton_integers_{code}"] for code in ("int8", "int4")}
+        for function in self.integers.values():
+            function.argtypes = (_POINTER, _POINTER, _INT)
+            function.restype = None
+        self.max_integer_group = 0
+        """Inputs that bfloat16 rows may have in one sum of integers; 0: the CPU has no such."""
+        if dtype == torch.bfloat16:
+            self.max_integer_group = int(library.baton_integers_max_group())
+        self.per_word = 1 if dtype == torch.float32 else 2
+        """Inputs that the kernels multiply in one go."""
         # bfloat16 needs AVX512-BF16.
         self.packs = bool(library[f"baton_packs_{suffix}"]())
         self.has_matrix_unit = bool(library.baton_has_matrix_unit())

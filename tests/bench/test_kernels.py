@@ -15,9 +15,9 @@ from bench.kernels import (
 
 
 def check(shape: ModelShape, architecture: int) -> None:
-    launches = model_launches(shape)
+    launches = model_launches(shape, architecture)
     names = {launch.kernel.__name__ for launch in launches}
-    assert len(names) == 7
+    assert len(names) == 8
     for launch in launches:
         usage = compile_for(launch, architecture)
         assert usage.spilled_bytes == 0, launch

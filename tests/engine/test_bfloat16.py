@@ -7,43 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.attention import ReferenceAttention, SequenceChunk
-from engine.cpu_kernels import choose_kernels
-from engine.decoder import Decoder
-from engine.kv_cache import BlockShape, KVCache
-from engine.model_config import ModelConfig
-from engine.weights import load_weights
 from tests import tiny_models
-from tests.engine.harness import make_prompt
-
-CPU = torch.device("cpu")
-BLOCK_SIZE = 16
-PROMPT = make_prompt(60)
-
-
-def logits_of(folder: Path, kernels_name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Of every position of PROMPT, float32 [60, vocab]; "reference" is the specification."""
-    config = ModelConfig.from_folder(folder)
-    is_reference = kernels_name == "reference"
-    kernels = choose_kernels("torch" if is_reference else kernels_name, dtype, CPU, print)
-    weights = load_weights(folder, config, dtype, CPU, print, kernels.pack)
-    shape = BlockShape(config.num_layers, config.num_kv_heads, BLOCK_SIZE, config.head_dim, dtype)
-    cache = KVCache(shape, num_blocks=4, device=CPU)
-    attention = kernels.attention(cache, config.num_heads, print)
-    if is_reference:
-        attention = ReferenceAttention(cache)
-    step = attention.prepare([SequenceChunk(0, len(PROMPT), [2, 0, 3, 1])], _slots([2, 0, 3, 1]))
-    decoder = Decoder(config, weights, kernels.ops)
-    with torch.inference_mode():
-        ids, positions = torch.tensor(PROMPT), torch.arange(len(PROMPT))
-        return decoder.logits(decoder.forward(ids, positions, step)).float()
-
-
-def _slots(blocks: list[int]) -> list[int]:
-    return [
-        blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
-        for position in range(len(PROMPT))
-    ]
+from tests.engine.logits import logits_of
 
 
 @pytest.mark.parametrize("kernels_name", ["native", "torch"])

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from core.errors import StartupError
 from engine.decoder import DecoderWeights
+from engine.matrices import MatrixStorage
 from engine.model_config import ModelConfig
 from engine.weights import load_weights
 from tests import tiny_models
@@ -25,7 +26,8 @@ def folder(tmp_path: Path) -> Path:
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> DecoderWeights:
     config = ModelConfig.from_folder(folder)
-    return load_weights(folder, config, dtype, torch.device("cpu"), progress=lambda _: None)
+    storage = MatrixStorage(dtype)
+    return load_weights(folder, config, storage, torch.device("cpu"), progress=lambda _: None)
 
 
 def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:

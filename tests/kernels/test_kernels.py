@@ -13,9 +13,11 @@ import torch
 
 from bench.kernel_cases import AttentionCase, attention_sweep
 from bench.kernel_row_cases import RotaryCase, RowCase, SamplingCase
+from bench.quantized_cases import QuantizedCase
 from core.sampling import SamplingParams
 from engine.kernels.decode_attention import choose_num_splits
 from engine.kernels.prefill_attention import cut_into_tiles
+from engine.quantization.weight import Code
 
 CPU = torch.device("cpu")
 PAD = (-1, 1)
@@ -50,9 +52,26 @@ ROWS = {
     "gate": RowCase("gate", 1536, HALF),
     "gate, bfloat16": RowCase("gate", 100, BRAIN),
 }
+QUANTIZED = {
+    "int8": QuantizedCase(Code.INT8),
+    "int8, many rows": QuantizedCase(Code.INT8, num_rows=70, dtype=HALF),
+    "int8, groups with zeros": QuantizedCase(Code.INT8, group_size=32),
+    "fp8 by bits": QuantizedCase(Code.FP8),
+    "fp8 by bits, float16": QuantizedCase(Code.FP8, num_rows=20, dtype=HALF),
+    "fp8 in blocks, the last smaller": QuantizedCase(Code.FP8, num_inputs=112, group_size=48),
+    "fp8 of the device": QuantizedCase(Code.FP8, has_fp8=True),
+    "int4, groups": QuantizedCase(Code.INT4, group_size=32),
+    "int4, many rows": QuantizedCase(Code.INT4, num_rows=150, group_size=32, dtype=HALF),
+    "int4, one group, odd sizes": QuantizedCase(Code.INT4, num_inputs=90, num_outputs=33),
+}
 CASES = {
     f"{kind}: {name}": case
-    for kind, cases in (("decode", DECODES), ("prefill", PREFILLS), ("rows", ROWS))
+    for kind, cases in (
+        ("decode", DECODES),
+        ("prefill", PREFILLS),
+        ("rows", ROWS),
+        ("quantized", QUANTIZED),
+    )
     for name, case in cases.items()
 }
 
