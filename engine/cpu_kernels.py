@@ -62,7 +62,7 @@ def choose_kernels(
         return Kernels(TorchOps(), _onednn(dtype, progress), None)
     progress("kernels compiled for this CPU")
     if library.packs and not library.has_matrix_unit:
-        return Kernels(NativeOps(library), NativePacker(library), library)
+        return Kernels(NativeOps(library), NativePacker(library, dtype), library)
     return Kernels(NativeOps(library), _onednn(dtype, progress), library)
 
 

@@ -6,9 +6,10 @@ import torch
 from torch.nn.functional import linear
 
 from engine.linear import Linear
+from engine.memory import Arena
 from engine.native.library import Library
 
-_PANEL = 64
+_PANEL = 32
 _LANES = 16
 _MAX_ROWS_AS_LOADED = 8
 """Beyond, oneDNN is faster even though it reorders the weight each time."""
@@ -21,9 +22,10 @@ class NativePacker:
     unit (AMX), which only oneDNN uses.
     """
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, dtype: torch.dtype) -> None:
         assert library.packs, "this CPU does not multiply the element type as it lies in panels"
         self._library = library
+        self._arena = Arena(dtype)
 
     def __call__(self, matrix: Linear) -> None:
         """Matrices whose number of inputs is odd stay as they are."""
@@ -36,7 +38,7 @@ class NativePacker:
         bias = matrix.bias
         num_outputs, num_inputs = weight.shape
         num_panels = -(-num_outputs // _PANEL)
-        packed = weight.new_empty(num_panels * _PANEL * num_inputs)
+        packed = self._arena.take(num_panels * _PANEL * num_inputs)
         self._library.pack(
             weight.data_ptr(),
             packed.data_ptr(),

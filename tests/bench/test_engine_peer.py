@@ -22,7 +22,7 @@ def test_a_python_without_the_peer_is_refused_with_how_to_install_it() -> None:
 
 
 def test_a_path_that_is_no_python_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match="cannot run .*absent: No such file"):
+    with pytest.raises(PeerError, match=r"cannot run .*absent: No such file"):
         _config(tmp_path / "absent").check()
 
 

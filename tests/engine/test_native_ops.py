@@ -25,7 +25,7 @@ def packer(dtype: torch.dtype) -> NativePacker:
     library = native_library(dtype)
     if not library.packs:
         pytest.skip(f"this CPU has no instructions for {dtype}")
-    return NativePacker(library)
+    return NativePacker(library, dtype)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
