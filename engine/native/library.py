@@ -86,6 +86,9 @@ class Library:
         self.plain_linear = library[f"baton_plain_linear_{suffix}"]
         self.plain_linear.argtypes = (*[_POINTER] * 3, *[_INT] * 4)
         self.plain_linear.restype = None
+        self.largest = library[f"baton_largest_{suffix}"]
+        self.largest.argtypes = (_POINTER, _INT, _INT, _POINTER, _POINTER, _INT)
+        self.largest.restype = None
         # bfloat16 needs AVX512-BF16.
         self.packs = bool(library[f"baton_packs_{suffix}"]())
         self.has_matrix_unit = bool(library.baton_has_matrix_unit())
