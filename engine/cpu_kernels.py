@@ -13,9 +13,12 @@ import torch
 from core.errors import StartupError
 from engine.attention import AttentionBackend, GatherAttention
 from engine.attention.native import NativeAttention, unsupported
+from engine.decoder import Decoder, DecoderWeights
 from engine.kv_cache import KVCache
 from engine.linear import Linear, pack, packing_error
+from engine.model_config import ModelConfig
 from engine.native.build import BuildError, build, default_cache
+from engine.native.decoder import NativeDecoder, is_packed
 from engine.native.library import DTYPES, Library
 from engine.native.linear import NativePacker
 from engine.native.ops import NativeOps
@@ -42,6 +45,12 @@ class Kernels:
             progress(f"attention with PyTorch's kernels: {reason} is not supported by others")
             return GatherAttention(cache)
         return NativeAttention(cache, self.library)
+
+    def decoder(self, config: ModelConfig, weights: DecoderWeights) -> Decoder:
+        """Whole layers at once where the kernels know all that is in them."""
+        if self.library is not None and is_packed(weights):
+            return NativeDecoder(config, weights, self.library)
+        return Decoder(config, weights, self.ops)
 
 
 def choose_kernels(

@@ -26,14 +26,15 @@ class Linear:
         self.weight: torch.Tensor | None = weight
         self.bias = bias
         self.is_shared = is_shared
-        self._multiply: Multiply = lambda x: linear(x, weight, bias)
+        self.multiply: Multiply = lambda x: linear(x, weight, bias)
+        """What multiplies: PyTorch, until something has taken the weight's place."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._multiply(x)
+        return self.multiply(x)
 
     def replace(self, multiply: Multiply) -> None:
         """From now on `multiply` does it, which knows the bias; the weight is let go."""
-        self._multiply = multiply
+        self.multiply = multiply
         if not self.is_shared:
             self.weight = None
 

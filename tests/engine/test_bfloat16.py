@@ -9,7 +9,6 @@ import torch
 
 from engine.attention import ReferenceAttention, SequenceChunk
 from engine.cpu_kernels import choose_kernels
-from engine.decoder import Decoder
 from engine.kv_cache import BlockShape, KVCache
 from engine.model_config import ModelConfig
 from engine.weights import load_weights
@@ -33,7 +32,7 @@ def logits_of(folder: Path, kernels_name: str, dtype: torch.dtype) -> torch.Tens
     if is_reference:
         attention = ReferenceAttention(cache)
     step = attention.prepare([SequenceChunk(0, len(PROMPT), [2, 0, 3, 1])], _slots([2, 0, 3, 1]))
-    decoder = Decoder(config, weights, kernels.ops)
+    decoder = kernels.decoder(config, weights)
     with torch.inference_mode():
         ids, positions = torch.tensor(PROMPT), torch.arange(len(PROMPT))
         return decoder.logits(decoder.forward(ids, positions, step)).float()
