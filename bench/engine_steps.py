@@ -48,6 +48,14 @@ CASES = (
 )
 
 
+def draw_prompts(case: Case, vocab_size: int, draw: random.Random) -> list[list[int]]:
+    """What the case's step, or the steps before it, compute: ids of prompts."""
+    num_prompts, length = (1, case.num_tokens)
+    if case.phase == "decode":
+        num_prompts, length = case.num_tokens, CONTEXT
+    return [[draw.randrange(vocab_size) for _ in range(length)] for _ in range(num_prompts)]
+
+
 class EngineSubject:
     """Baton's engine with the parts that a pod puts around the model."""
 
@@ -69,50 +77,45 @@ class EngineSubject:
             lambda message: None,
         )
         self.load_s = self._clock() - began_at
-        self._random = random.Random(0)
         # Memory that nobody has written takes no room in caches.
         self.engine.kv_cache.data.normal_()
-        for case in CASES:
-            self.step_s(case)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.engine.kv_cache.shape.dtype
 
-    def step_s(self, case: Case) -> float:
+    @property
+    def vocab_size(self) -> int:
+        return self.engine.model_config.vocab_size
+
+    def step_s(self, case: Case, prompts: list[list[int]]) -> float:
         """Seconds of a step of this kind, scheduling and sampling included; a median."""
         if case.phase == "prefill":
-            return self._prefill_s(case.num_tokens)
-        return self._decode_s(case.num_tokens)
+            return self._prefill_s(prompts[0])
+        return self._decode_s(prompts)
 
-    def _prefill_s(self, num_tokens: int) -> float:
-        self.engine.scheduler.add(self._sequence("prompt", num_tokens, num_outputs=1))
+    def _prefill_s(self, prompt: list[int]) -> float:
+        self.engine.scheduler.add(_sequence("prompt", prompt, num_outputs=1))
         return self._step()
 
-    def _decode_s(self, batch: int) -> float:
+    def _decode_s(self, prompts: list[list[int]]) -> float:
         scheduler = self.engine.scheduler
-        for index in range(batch):
-            scheduler.add_computed(self._decoding(f"r{index}"))
+        for index, prompt in enumerate(prompts):
+            scheduler.add_computed(self._decoding(f"r{index}", prompt))
         self._step()
         times = [self._step() for _ in range(DECODE_STEPS)]
-        for index in range(batch):
+        for index in range(len(prompts)):
             scheduler.abort((f"r{index}", 0, 0))
         return statistics.median(times)
 
-    def _decoding(self, name: str) -> Sequence:
-        """A sequence whose KV is what happens to be in its blocks."""
-        sequence = self._sequence(name, CONTEXT + 1, num_outputs=2 * DECODE_STEPS)
+    def _decoding(self, name: str, prompt: list[int]) -> Sequence:
+        """A sequence behind its first token, whose KV is what happens to be in its blocks."""
+        sequence = _sequence(name, [*prompt, prompt[0]], num_outputs=2 * DECODE_STEPS)
         block_table = self.engine.pool.allocate(-(-CONTEXT // self.engine.pool.block_size))
         assert block_table is not None
         sequence.block_table = block_table
         sequence.num_computed_tokens = CONTEXT
         return sequence
-
-    def _sequence(self, name: str, num_tokens: int, num_outputs: int) -> Sequence:
-        vocab_size = self.engine.model_config.vocab_size
-        prompt = [self._random.randrange(vocab_size) for _ in range(num_tokens)]
-        sampling = SamplingParams(max_tokens=num_outputs, temperature=0.0)
-        return Sequence(name, 0, prompt, sampling, b"")
 
     def _step(self) -> float:
         began_at = self._clock()
@@ -120,3 +123,7 @@ class EngineSubject:
         assert batch is not None
         self.engine.scheduler.postprocess(batch, self.engine.runner.execute(batch))
         return self._clock() - began_at
+
+
+def _sequence(name: str, prompt: list[int], num_outputs: int) -> Sequence:
+    return Sequence(name, 0, prompt, SamplingParams(max_tokens=num_outputs, temperature=0.0), b"")

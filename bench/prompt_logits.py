@@ -9,7 +9,6 @@ import torch
 
 from engine.attention import ReferenceAttention, SequenceChunk
 from engine.cpu_kernels import choose_kernels
-from engine.decoder import Decoder
 from engine.kv_cache import BlockShape, KVCache
 from engine.model_config import ModelConfig
 from engine.quantization.weight import Code
@@ -42,7 +41,7 @@ def prompt_logits(
         attention = ReferenceAttention(cache)
     slots = [table[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(len(ids))]
     step = attention.prepare([SequenceChunk(0, len(ids), table)], slots)
-    decoder = Decoder(config, weights, kernels.ops)
+    decoder = kernels.decoder(config, weights)
     with torch.inference_mode():
         positions = torch.arange(len(ids))
         return decoder.logits(decoder.forward(torch.tensor(ids), positions, step)).float()

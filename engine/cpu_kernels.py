@@ -15,10 +15,13 @@ import torch
 from core.errors import StartupError
 from engine.attention import AttentionBackend, GatherAttention
 from engine.attention.native import NativeAttention, unsupported
+from engine.decoder import Decoder, DecoderWeights
 from engine.kv_cache import KVCache
 from engine.linear import Linear, pack, packing_error
 from engine.matrices import MatrixStorage, QuantizedKernels
+from engine.model_config import ModelConfig
 from engine.native.build import BuildError, build, default_cache
+from engine.native.decoder import NativeDecoder, is_packed
 from engine.native.library import DTYPES, Library
 from engine.native.linear import NativePacker
 from engine.native.ops import NativeOps
@@ -53,6 +56,12 @@ class Kernels:
             return GatherAttention(cache)
         return NativeAttention(cache, self.library)
 
+    def decoder(self, config: ModelConfig, weights: DecoderWeights) -> Decoder:
+        """Whole layers at once where the kernels know all that is in them."""
+        if self.library is not None and is_packed(weights):
+            return NativeDecoder(config, weights, self.library)
+        return Decoder(config, weights, self.ops)
+
 
 def choose_kernels(
     wanted: str, dtype: torch.dtype, device: torch.device, progress: Callable[[str], None]
@@ -77,7 +86,7 @@ def choose_kernels(
     progress("kernels compiled for this CPU")
     quantized = NativeQuantizer(library) if library.packs else None
     if library.packs and not library.has_matrix_unit:
-        return Kernels(NativeOps(library), NativePacker(library), quantized, library)
+        return Kernels(NativeOps(library), NativePacker(library, dtype), quantized, library)
     return Kernels(NativeOps(library), _onednn(dtype, progress), quantized, library)
 
 

@@ -94,6 +94,10 @@ class Decoder:
         normed = self._ops.add_norm(hidden, None, self.weights.final_norm, self._eps)
         return self.weights.lm_head(normed)
 
+    def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See DecoderOps."""
+        return self._ops.largest(logits)
+
     def _attention(
         self,
         index: int,

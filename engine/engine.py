@@ -132,7 +132,7 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
         runner = gpu.make_runner(kv_cache, config.max_num_seqs, progress)
     else:
         attention = kernels.attention(kv_cache, model_config.num_heads, progress)
-        decoder = Decoder(model_config, weights, kernels.ops)
+        decoder = kernels.decoder(model_config, weights)
         runner = _cpu_runner(decoder, attention, options, kv_cache)
     return Engine(
         config=config,

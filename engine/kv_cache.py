@@ -7,7 +7,6 @@ move, and one (layer, key or value, head) of it is one contiguous row to gather.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 import torch
 
 from core.errors import StartupError
+from engine.memory import untouched_zeros
 
 LAYOUT_NAME = "LKHTD1"
 """Layers, Keys and values, Heads, Tokens, head Dimension; version 1. Part of a fingerprint."""
@@ -55,7 +55,7 @@ class KVCache:
             shape.head_dim,
         )
         if device.type == "cpu":
-            self.data = _untouched_zeros(self.num_bytes, shape.dtype).view(dimensions)
+            self.data = untouched_zeros(self.num_bytes, shape.dtype).view(dimensions)
         else:
             self.data = torch.zeros(dimensions, dtype=shape.dtype, device=device)
 
@@ -90,17 +90,6 @@ class KVCache:
         if block_ids:
             index = torch.tensor(block_ids, device=self.data.device)
             self.data.index_fill_(0, index, 0)
-
-
-def _untouched_zeros(num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros [num_bytes / itemsize] that take memory only where somebody writes.
-
-    `torch.zeros` touches every page: seconds of start-up, and a pool's whole size resident
-    from the first moment on.
-    """
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype)
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,15 @@ class Linear:
         self.is_shared = is_shared
         self.weight = weight
         self.bias = bias
-        self._multiply: Multiply = self._as_loaded
+        self.multiply: Multiply = self._as_loaded
+        """What multiplies: PyTorch, until something has taken the weight's place."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._multiply(x)
+        return self.multiply(x)
 
     def replace(self, multiply: Multiply) -> None:
         """From now on `multiply` does it, which knows the bias; the weight is let go."""
-        self._multiply = multiply
+        self.multiply = multiply
         if not self.is_shared:
             self.weight = None
 

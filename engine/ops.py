@@ -1,4 +1,5 @@
-"""What a decoder layer does between its matrices: norms, rotation, the gated activation.
+"""What a decoder does between its matrices: norms, rotation, the gated activation, the largest
+logits.
 
 `TorchOps` is the specification and runs on every device; `engine.native.ops` has the fast
 way for CPUs.
@@ -58,6 +59,11 @@ class DecoderOps(ABC):
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, [T, size], of [T, 2 * size]."""
 
+    @abstractmethod
+    def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest of each row [rows, vocab_size], NaN if there is one, and its index, int64;
+        [rows] both."""
+
 
 class TorchOps(DecoderOps):
     """With PyTorch's own kernels."""
@@ -98,3 +104,7 @@ class TorchOps(DecoderOps):
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
+
+    def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, indices = logits.max(dim=-1)
+        return values, indices

@@ -122,7 +122,7 @@ class ModelRunner:
         elif rows != list(range(len(logits))):
             logits = logits[rows]
         if self._sampler is None:
-            return logits, sample(logits, sequences)
+            return logits, sample(logits, sequences, self.decoder.largest)
         on_device = self._sampled_on_device(output, rows, logits, sequences)
         others = [row for row, token in enumerate(on_device) if token is None]
         if others:

@@ -12,6 +12,7 @@ nothing else in the batch, and a retry of the same request draws the same.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
 import torch
@@ -25,12 +26,23 @@ _NUM_CANDIDATES = 1024
 """How many of the largest logits top_p sorts before it sorts them all."""
 
 
-def sample(logits: torch.Tensor, sequences: Rows[Sequence]) -> list[SampledToken | None]:
+Largest = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""`DecoderOps.largest`."""
+
+
+def _largest_of_rows(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    values, indices = logits.max(dim=-1)
+    return values, indices
+
+
+def sample(
+    logits: torch.Tensor, sequences: Rows[Sequence], largest_of: Largest = _largest_of_rows
+) -> list[SampledToken | None]:
     """One token per row. `logits`: [rows, vocab_size], of any floating dtype.
 
     A row whose largest logit is not finite gets None: no token follows from it.
     """
-    largest, greedy_ids = logits.max(dim=-1)
+    largest, greedy_ids = largest_of(logits)
     is_finite: list[bool] = torch.isfinite(largest).tolist()
     token_ids: list[int] = greedy_ids.tolist()
     sampled: list[SampledToken | None] = []

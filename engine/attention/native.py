@@ -28,7 +28,7 @@ class NativeAttention(AttentionBackend):
         self._library = library
 
     def prepare(self, chunks: Sequence[SequenceChunk], slot_mapping: list[int]) -> StepAttention:
-        return _NativeStep(self._cache, self._library, chunks, slot_mapping)
+        return NativeStep(self._cache, self._library, chunks, slot_mapping)
 
 
 def unsupported(library: Library, shape: BlockShape, num_heads: int) -> str | None:
@@ -43,8 +43,8 @@ def unsupported(library: Library, shape: BlockShape, num_heads: int) -> str | No
     return None
 
 
-class _NativeStep(StepAttention):
-    """Owns the arrays that the kernels read."""
+class NativeStep(StepAttention):
+    """One step's attention. Owns the arrays that the kernels read."""
 
     def __init__(
         self,
@@ -73,8 +73,18 @@ class _NativeStep(StepAttention):
             num_threads=torch.get_num_threads(),
         )
         self._layer = Layer()
-        self._step_address = ctypes.addressof(self._step)
+        self.address = ctypes.addressof(self._step)
+        """Of the `Step`, which lives as long as this does."""
         self._layer_address = ctypes.addressof(self._layer)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the step."""
+        return int(self._step.num_rows)
+
+    def set_num_heads(self, num_heads: int) -> None:
+        """The model's query heads, which the cache does not know."""
+        self._step.num_groups = num_heads // self._cache.shape.num_kv_heads
 
     def attend(
         self, layer: int, query: torch.Tensor, key_value: torch.Tensor, window: int | None
@@ -82,14 +92,14 @@ class _NativeStep(StepAttention):
         num_tokens, num_heads, head_dim = query.shape
         query, key_value = _with_dense_rows(query), _with_dense_rows(key_value)
         output = query.new_empty((num_tokens, num_heads * head_dim))
-        self._step.num_groups = num_heads // self._cache.shape.num_kv_heads
+        self.set_num_heads(num_heads)
         call = self._layer
         call.index = layer
         call.query, call.query_stride = query.data_ptr(), query.stride(0)
         call.key_value, call.key_value_stride = key_value.data_ptr(), key_value.stride(0)
         call.output = output.data_ptr()
         call.window = NO_WINDOW if window is None else window
-        self._library.attend(self._step_address, self._layer_address)
+        self._library.attend(self.address, self._layer_address)
         return output
 
 

@@ -70,6 +70,37 @@ class QuantizedProduct(ctypes.Structure):
     )
 
 
+class Matrix(ctypes.Structure):
+    """`Matrix` of product.h."""
+
+    _fields_ = (
+        ("panels", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+    )
+
+
+class LayerWeights(ctypes.Structure):
+    """`LayerWeights` of layer.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("input_norm", "post_attention_norm")),
+        *((name, ctypes.c_void_p) for name in ("query_norm", "key_norm")),
+        *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
+    )
+
+
+class Rows(ctypes.Structure):
+    """`Rows` of layer.cpp; the tensors' owner keeps them alive."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("hidden", "update", "narrow", "striped", "wide")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        ("eps", ctypes.c_float),
+    )
+
+
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -119,6 +150,12 @@ class Library:
             self.max_integer_group = int(library.baton_integers_max_group())
         self.per_word = 1 if dtype == torch.float32 else 2
         """Inputs that the kernels multiply in one go."""
+        self.largest = library[f"baton_largest_{suffix}"]
+        self.largest.argtypes = (_POINTER, _INT, _INT, _POINTER, _POINTER, _INT)
+        self.largest.restype = None
+        self.layer = library[f"baton_layer_{suffix}"]
+        self.layer.argtypes = (*[_POINTER] * 3, _INT, _INT)
+        self.layer.restype = None
         # bfloat16 needs AVX512-BF16.
         self.packs = bool(library[f"baton_packs_{suffix}"]())
         self.has_matrix_unit = bool(library.baton_has_matrix_unit())

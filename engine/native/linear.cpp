@@ -1,17 +1,11 @@
-// Matrices packed once into panels of 64 outputs, [outputs / 64, inputs / per word, 64] words,
-// so that a product reads them from front to back, whatever its number of rows.
+// Matrices of a model: packed once into panels (product.h), or as they were loaded.
 #include <algorithm>
+#include <vector>
 
 #include "decode.h"
-#include "multiply.h"
+#include "product.h"
 
 namespace {
-
-constexpr int64_t kPanel = 64;      // outputs side by side
-constexpr int64_t kRowTile = 64;    // rows that a panel is multiplied with in one go
-constexpr int64_t kInnerTile = 64;  // words: a part of a panel that stays in the first cache
-
-int64_t num_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }
 
 template <typename T>
 void pack(const T* weight, Word* packed, int64_t outputs, int64_t inputs, int64_t num_threads) {
@@ -28,57 +22,33 @@ void pack(const T* weight, Word* packed, int64_t outputs, int64_t inputs, int64_
   }
 }
 
-struct Product {
-  const void* rows;  // [num_rows, inputs]
-  const Word* packed;
-  const void* bias;  // [outputs], or null
-  void* output;      // [num_rows, outputs]
-  int64_t num_rows, inputs, outputs;
-};
-
 template <typename T>
-void multiply_tile(const Product& p, int64_t panel, int64_t first, int64_t count) {
-  alignas(64) float totals[kRowTile * kPanel];
-  std::fill(totals, totals + count * kPanel, 0.0f);
-  const int64_t inner = p.inputs / kPerWord<T>;
-  const Word* rows = static_cast<const Word*>(p.rows) + first * inner;
-  const Word* columns = p.packed + panel * inner * kPanel;
-  for (int64_t k = 0; k < inner; k += kInnerTile)
-    multiply<kInPairs<T>>({rows + k, inner, 1}, count, columns + k * kPanel, kPanel,
-                          std::min(kInnerTile, inner - k), totals, kPanel, kPanel);
-  const int64_t begin = panel * kPanel, size = std::min(kPanel, p.outputs - begin);
-  const T* bias = static_cast<const T*>(p.bias);
-  for (int64_t r = 0; r < count; ++r) {
-    T* target = static_cast<T*>(p.output) + (first + r) * p.outputs + begin;
-    for (int64_t n = 0; n < size; n += kLanes) {
-      f32x16 values = load(totals + r * kPanel + n);
-      if (bias != nullptr) values += load_some(bias + begin + n, size - n);
-      store_some(target + n, values, size - n);
-    }
+void run(const Matrix& matrix, const T* rows, T* output, int64_t num_rows, int64_t num_threads) {
+  thread_local std::vector<Word> striped;
+  const Stripes stripes(num_rows);
+  const int64_t inner = matrix.inputs / kPerWord<T>;
+  striped.resize(std::max<size_t>(striped.size(), num_rows * inner));
+  Word* target = striped.data();
+#pragma omp parallel num_threads(num_threads)
+  {
+    stripe_rows(reinterpret_cast<const Word*>(rows), target, stripes, inner);
+    multiply_matrix(matrix, target, stripes, output);
   }
 }
 
-template <typename T>
-void run(const Product& p, int64_t num_threads) {
-  const int64_t row_tiles = (p.num_rows + kRowTile - 1) / kRowTile;
-  const int64_t panels = num_panels(p.outputs);
-#pragma omp parallel for num_threads(num_threads) schedule(static) collapse(2)
-  for (int64_t panel = 0; panel < panels; ++panel)
-    for (int64_t tile = 0; tile < row_tiles; ++tile)
-      multiply_tile<T>(p, panel, tile * kRowTile, std::min(kRowTile, p.num_rows - tile * kRowTile));
-}
+constexpr int64_t kOutputs = 64;  // of a plain product that one thread takes at once
 
-// The same with a weight that lies as it was loaded, [outputs, inputs]: for few rows.
+// The product with a weight that lies as it was loaded, [outputs, inputs]: for few rows.
 template <typename T>
-void run_plain(const Product& p, const T* weight, int64_t num_threads) {
+void run_plain(const T* weight, const T* rows, T* output, int64_t num_rows, int64_t inputs,
+               int64_t outputs, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static)
-  for (int64_t begin = 0; begin < p.outputs; begin += kPanel) {
-    const int64_t size = std::min(kPanel, p.outputs - begin);
-    for (int64_t r = 0; r < p.num_rows; ++r) {
-      alignas(64) float totals[kPanel];
-      score<T, 0>(static_cast<const T*>(p.rows) + r * p.inputs, weight + begin * p.inputs, size,
-                  p.inputs, totals);
-      T* target = static_cast<T*>(p.output) + r * p.outputs + begin;
+  for (int64_t begin = 0; begin < outputs; begin += kOutputs) {
+    const int64_t size = std::min(kOutputs, outputs - begin);
+    for (int64_t r = 0; r < num_rows; ++r) {
+      alignas(64) float totals[kOutputs];
+      score<T, 0>(rows + r * inputs, weight + begin * inputs, size, inputs, totals);
+      T* target = output + r * outputs + begin;
       for (int64_t n = 0; n < size; n += kLanes)
         store_some(target + n, load_some(totals + n, size - n), size - n);
     }
@@ -96,12 +66,11 @@ void run_plain(const Product& p, const T* weight, int64_t num_threads) {
   void baton_linear_##suffix(const T* rows, const Word* packed, const T* bias, T* output,         \
                              int64_t num_rows, int64_t inputs, int64_t outputs,                   \
                              int64_t num_threads) {                                               \
-    run<T>({rows, packed, bias, output, num_rows, inputs, outputs}, num_threads);                 \
+    run<T>({packed, bias, inputs, outputs}, rows, output, num_rows, num_threads);                 \
   }                                                                                               \
   void baton_plain_linear_##suffix(const T* rows, const T* weight, T* output, int64_t num_rows,   \
                                    int64_t inputs, int64_t outputs, int64_t num_threads) {        \
-    run_plain<T>({rows, nullptr, nullptr, output, num_rows, inputs, outputs}, weight,             \
-                 num_threads);                                                                    \
+    run_plain<T>(weight, rows, output, num_rows, inputs, outputs, num_threads);                   \
   }
 
 extern "C" {

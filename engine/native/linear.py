@@ -6,12 +6,53 @@ import torch
 from torch.nn.functional import linear
 
 from engine.linear import Linear
-from engine.native.library import Library
+from engine.memory import Arena
+from engine.native.library import Library, Matrix
 
-_PANEL = 64
+_PANEL = 32
 _LANES = 16
 _MAX_ROWS_AS_LOADED = 8
 """Beyond, oneDNN is faster even though it reorders the weight each time."""
+
+
+class PackedMatrix:
+    """A matrix in panels, and what multiplies rows with it."""
+
+    def __init__(
+        self,
+        library: Library,
+        panels: torch.Tensor,
+        bias: torch.Tensor | None,
+        sizes: tuple[int, int],
+    ) -> None:
+        """`sizes`: numbers of outputs and of inputs."""
+        self._library = library
+        self._panels = panels
+        self._bias = bias
+        num_outputs, num_inputs = sizes
+        self.fields = Matrix(
+            panels=panels.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            inputs=num_inputs,
+            outputs=num_outputs,
+        )
+        """As the kernels know it."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        num_rows = x.shape[0]
+        output = self._panels.new_empty((num_rows, self.fields.outputs))
+        x = x.contiguous()
+        self._library.linear(
+            x.data_ptr(),
+            self.fields.panels,
+            self.fields.bias,
+            output.data_ptr(),
+            num_rows,
+            self.fields.inputs,
+            self.fields.outputs,
+            torch.get_num_threads(),
+        )
+        return output
 
 
 class NativePacker:
@@ -21,9 +62,10 @@ class NativePacker:
     unit (AMX), which only oneDNN uses.
     """
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, dtype: torch.dtype) -> None:
         assert library.packs, "this CPU does not multiply the element type as it lies in panels"
         self._library = library
+        self._arena = Arena(dtype)
 
     def __call__(self, matrix: Linear) -> None:
         """Matrices whose number of inputs is odd stay as they are."""
@@ -36,7 +78,7 @@ class NativePacker:
         bias = matrix.bias
         num_outputs, num_inputs = weight.shape
         num_panels = -(-num_outputs // _PANEL)
-        packed = weight.new_empty(num_panels * _PANEL * num_inputs)
+        packed = self._arena.take(num_panels * _PANEL * num_inputs)
         self._library.pack(
             weight.data_ptr(),
             packed.data_ptr(),
@@ -44,26 +86,7 @@ class NativePacker:
             num_inputs,
             torch.get_num_threads(),
         )
-        run, address = self._library.linear, packed.data_ptr()
-        bias_address = None if bias is None else bias.data_ptr()
-
-        def multiply(x: torch.Tensor) -> torch.Tensor:
-            num_rows = x.shape[0]
-            output = packed.new_empty((num_rows, num_outputs))
-            x = x.contiguous()
-            run(
-                x.data_ptr(),
-                address,
-                bias_address,
-                output.data_ptr(),
-                num_rows,
-                num_inputs,
-                num_outputs,
-                torch.get_num_threads(),
-            )
-            return output
-
-        matrix.replace(multiply)
+        matrix.replace(PackedMatrix(self._library, packed, bias, (num_outputs, num_inputs)))
 
     def _use_as_loaded(self, matrix: Linear) -> None:
         weight = matrix.weight

@@ -1,4 +1,4 @@
-"""A decoder layer's small operations by the compiled kernels: each reads and writes once."""
+"""A decoder's small operations by the compiled kernels: each reads and writes once."""
 
 from __future__ import annotations
 
@@ -71,3 +71,18 @@ class NativeOps(DecoderOps):
             gate_up.data_ptr(), output.data_ptr(), rows, size // 2, torch.get_num_threads()
         )
         return output
+
+    def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = logits.contiguous()
+        num_rows, size = logits.shape
+        values = torch.empty(num_rows, dtype=torch.float32)
+        indices = torch.empty(num_rows, dtype=torch.int64)
+        self._library.largest(
+            logits.data_ptr(),
+            num_rows,
+            size,
+            values.data_ptr(),
+            indices.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return values, indices

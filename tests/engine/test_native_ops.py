@@ -25,7 +25,7 @@ def packer(dtype: torch.dtype) -> NativePacker:
     library = native_library(dtype)
     if not library.packs:
         pytest.skip(f"this CPU has no instructions for {dtype}")
-    return NativePacker(library)
+    return NativePacker(library, dtype)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
@@ -76,6 +76,20 @@ def test_what_is_not_a_number_stays_none(dtype: torch.dtype) -> None:
     row[0, 3] = float("nan")
     assert ops.add_norm(row, None, torch.ones(64, dtype=dtype), EPS).isnan().all()
     assert ops.gate(row)[0, 3].isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [5, 64, 2500])
+def test_the_largest_of_a_row_is_the_first_of_equal_ones(size: int, dtype: torch.dtype) -> None:
+    rows = draw(4, size, dtype=dtype)
+    rows[0, 2] = rows[0, -1] = 9.0
+    rows[1, -1] = 9.0
+    rows[2] = float("-inf")
+    rows[3, 1], rows[3, 3] = float("inf"), float("nan")
+    values, indices = NativeOps(native_library(dtype)).largest(rows)
+    assert values[:3].tolist() == [9.0, 9.0, float("-inf")]
+    assert values[3].isnan()
+    assert indices[:3].tolist() == [2, size - 1, 0]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
