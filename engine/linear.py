@@ -30,20 +30,19 @@ class Linear:
         self.is_shared = is_shared
         self.weight = weight
         self.bias = bias
-        self._multiply: Multiply = self._as_loaded
+        self._multiply: Multiply | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._multiply(x)
+        if self._multiply is not None:
+            return self._multiply(x)
+        assert self.weight is not None, "the weight is not loaded"
+        return linear(x, self.weight, self.bias)
 
     def replace(self, multiply: Multiply) -> None:
         """From now on `multiply` does it, which knows the bias; the weight is let go."""
         self._multiply = multiply
         if not self.is_shared:
             self.weight = None
-
-    def _as_loaded(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.weight is not None, "the weight is not loaded"
-        return linear(x, self.weight, self.bias)
 
 
 def pack(matrix: Linear) -> None:
