@@ -30,21 +30,20 @@ class Linear:
         self.is_shared = is_shared
         self.weight = weight
         self.bias = bias
-        self.multiply: Multiply = self._as_loaded
-        """What multiplies: PyTorch, until something has taken the weight's place."""
+        self.multiply: Multiply | None = None
+        """What does it in the weight's place; None: PyTorch, with the weight."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.multiply(x)
+        if self.multiply is not None:
+            return self.multiply(x)
+        assert self.weight is not None, "the weight is not loaded"
+        return linear(x, self.weight, self.bias)
 
     def replace(self, multiply: Multiply) -> None:
         """From now on `multiply` does it, which knows the bias; the weight is let go."""
         self.multiply = multiply
         if not self.is_shared:
             self.weight = None
-
-    def _as_loaded(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.weight is not None, "the weight is not loaded"
-        return linear(x, self.weight, self.bias)
 
 
 def pack(matrix: Linear) -> None:

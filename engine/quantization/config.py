@@ -34,7 +34,7 @@ def checkpoint_format(raw: RawConfig | None) -> CheckpointFormat | None:
     if not isinstance(raw, Mapping):
         raise StartupError("config.json: quantization_config is not an object")
     method = raw.get("quant_method", "unnamed")
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise StartupError(
             f"quantized weights ({method}) are not supported; supported: {', '.join(_METHODS)}"
         )

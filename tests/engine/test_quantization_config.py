@@ -59,6 +59,7 @@ def test_supported_configs_are_read(raw: dict[str, Any] | None, expected: object
             r"\(bitsandbytes\) are not supported; supported: awq, gptq, fp8, compressed-tensors",
         ),
         ({}, r"\(unnamed\) are not supported"),
+        ({"quant_method": ["awq"]}, r"\(\['awq'\]\) are not supported"),
         (AWQ | {"version": "gemv"}, r"\(awq\): version 'gemv' .*supported: gemm"),
         (AWQ | {"zero_point": False}, r"\(awq\): zero_point False .*supported: True"),
         (AWQ | {"group_size": 0}, r"\(awq\): group_size 0 .*supported: -1 and positive"),
