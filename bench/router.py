@@ -167,13 +167,8 @@ class RouterBench:
         full = load(self._router, kind, requests=number, concurrency=64, tokens=1)
         rate = full.num_requests / full.seconds
         alone = load(self._router, kind, requests=number // 8, rate=rate / 8, tokens=1)
-        half = load(
-            self._router,
-            kind,
-            requests=number // 2,
-            rate=_BUSY_SHARE / alone.cpu_us_per_request * 1e6,
-            tokens=1,
-        )
+        half_rate = _BUSY_SHARE / alone.cpu_us_per_request * 1e6
+        half = load(self._router, kind, requests=number // 2, rate=half_rate, tokens=1)
         self._reporter.row(
             what="answers of one token",
             kind=kind,

@@ -49,7 +49,7 @@ async def test_prefill_is_told_at_once_to_drop_it() -> None:
         source=None,
     )
     dispatch = worker_pb2.Dispatch(request_id="r", attempt=1, n=1, stream_id=1)
-    choice = SimpleNamespace(is_finished=False)
+    choice = SimpleNamespace(is_finished=False, token_taker=lambda on_stopped, on_error: None)
     subject = Attempt(dispatch, placement, [choice], lambda _: None)  # type: ignore[arg-type, list-item]
     running = asyncio.ensure_future(subject.run())
     await asyncio.sleep(0)
