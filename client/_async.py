@@ -11,6 +11,7 @@ import grpc.aio
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from client._errors import translate
 from client._options import (
+    CHANNEL_OPTIONS,
     DEFAULT_SERVER,
     GenerateOptions,
     build_request,
@@ -68,7 +69,7 @@ class AsyncBatonClient:
         """`server` is HOST:PORT. Connecting happens with the first call."""
         self._server = server
         self._metadata = call_metadata(api_key)
-        self._channel = grpc.aio.insecure_channel(server)
+        self._channel = grpc.aio.insecure_channel(server, options=CHANNEL_OPTIONS)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
     async def generate(

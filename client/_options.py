@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -9,6 +10,22 @@ from baton.v1 import inference_pb2, types_pb2
 from core.errors import InvalidArgument
 
 DEFAULT_SERVER = "127.0.0.1:50051"
+
+_GENERATE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods_by_name["Generate"]
+_RETRY_CANCELLED = {
+    "name": [{"service": _GENERATE.containing_service.full_name, "method": _GENERATE.name}],
+    "retryPolicy": {
+        "maxAttempts": 3,
+        "initialBackoff": "0.05s",
+        "maxBackoff": "0.5s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["CANCELLED"],
+    },
+}
+CHANNEL_OPTIONS = (("grpc.service_config", json.dumps({"methodConfig": [_RETRY_CANCELLED]})),)
+"""A router that stops may cancel a call that has just come in. gRPC sends it again as long as
+nothing was answered, within its deadline: nobody can tell that from a call that came later."""
+
 MAX_TIMEOUT_S = 1_000_000
 """Beyond it, clocks overflow into the past: gRPC takes an endless timeout for one that is over."""
 

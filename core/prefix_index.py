@@ -18,7 +18,9 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from core.batching import Batcher
 from core.errors import Unavailable
 from core.logs import event
 from core.prefix_index_store import IndexStore, Life, SlotTable
@@ -33,6 +35,8 @@ _TEND_INTERVAL_S = 20.0
 _BATCH_BLOCKS = 4096
 _NUM_TRIES = 4
 _MAX_BUFFERED_BLOCKS = 1 << 18
+_MAX_BLOCKS_AT_ONCE = 4096
+"""Of all prompts that one lookup asks about: Redis serves nobody else meanwhile."""
 
 
 class PrefixIndexWriter:
@@ -167,12 +171,22 @@ class PrefixIndexWriter:
                 pass  # `_publish` reports it; whoever is next begins again
 
 
+@dataclass(frozen=True)
+class _Question:
+    hashes: Sequence[bytes]
+    candidates: Mapping[str, int]
+
+
 class PrefixIndexReader:
-    """Asks the index. One round trip for a prompt of any length."""
+    """Asks the index. One round trip for a prompt of any length, and for all that are asked
+    about while another is under way."""
 
     def __init__(self, redis: RedisClient) -> None:
         self._store = IndexStore(redis)
         self._table = SlotTable(b"", {})
+        self._batcher = Batcher(
+            self._ask, cost=lambda question: len(question.hashes), max_cost=_MAX_BLOCKS_AT_ONCE
+        )
 
     async def lookup(
         self, hashes: Sequence[bytes], candidates: Mapping[str, int]
@@ -183,17 +197,18 @@ class PrefixIndexReader:
         """
         if not hashes or not candidates:
             return dict.fromkeys(candidates, 0)
+        return await self._batcher.answer(_Question(hashes, candidates))
+
+    async def _ask(self, questions: Sequence[_Question]) -> list[dict[str, int]]:
+        prompts = [question.hashes for question in questions]
+        lives = {life for question in questions for life in question.candidates.items()}
         for _ in range(_NUM_TRIES):
-            slots = {
-                life[0]: self._table.slots[life]
-                for life in candidates.items()
-                if life in self._table.slots
-            }
-            counts = await self._store.lookup(self._table.version, hashes, slots.values())
+            slots = {life: slot for life, slot in self._table.slots.items() if life in lives}
+            counts = await self._store.lookup(self._table.version, prompts, slots.values())
             if counts is not None:
-                return {
-                    worker_id: counts.get(slots[worker_id], 0) if worker_id in slots else 0
-                    for worker_id in candidates
-                }
+                return [
+                    {life[0]: count.get(slots.get(life, -1), 0) for life in item.candidates.items()}
+                    for item, count in zip(questions, counts, strict=True)
+                ]
             self._table = await self._store.slots()
         raise Unavailable("the prefix index changes too fast")

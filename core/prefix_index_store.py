@@ -120,29 +120,26 @@ class IndexStore:
             return SlotTable.parse(cast(dict[bytes, bytes], await self._redis.hgetall(_SLOTS_KEY)))
 
     async def lookup(
-        self, version: bytes, hashes: Sequence[bytes], slots: Iterable[int]
-    ) -> dict[int, int] | None:
-        """How many leading blocks of `hashes` each of `slots` holds; those with none are left out.
+        self, version: bytes, prompts: Sequence[Sequence[bytes]], slots: Iterable[int]
+    ) -> list[dict[int, int]] | None:
+        """How many leading blocks of each of `prompts` each of `slots` holds; those with none are
+        left out.
 
         Exact up to 2,048 blocks. Of more, only every second (third, …) is asked for, and the last:
         a count may then be too small, by less than one in 2,048.
         None when the slot table has another version: the slots may be others' now.
         """
-        stride = max(1, -(-len(hashes) // MAX_LOOKUP_KEYS))
-        probed = list(hashes[stride - 1 :: stride])
-        if len(hashes) % stride:
-            probed.append(hashes[-1])
         asked = sum(1 << slot for slot in slots)
         num_words = max(1, -(-asked.bit_length() // 32))
+        blobs = [_keys(_probed(hashes)) for hashes in prompts]
         with redis_errors():
-            changes: list[Any] | None = await self._lookup(
+            found: list[list[Any]] | None = await self._lookup(
                 keys=[_BLOCKS_KEY, _SLOTS_KEY],
-                args=[version, _keys(probed), asked.to_bytes(4 * num_words, "little")],
+                args=[version, asked.to_bytes(4 * num_words, "little"), *blobs],
             )
-        if changes is None:
+        if found is None:
             return None
-        counts = _counts(changes)
-        return {slot: min(count * stride, len(hashes)) for slot, count in counts.items()}
+        return [_counts(changes, hashes) for changes, hashes in zip(found, prompts, strict=True)]
 
     async def tend(self) -> list[bytes]:
         """Retires the slots of silent workers. Returns the retired slots, as `scrub` takes them,
@@ -168,8 +165,24 @@ def _keys(hashes: Sequence[bytes]) -> bytes:
     return array("Q", b"".join(hashes))[::2].tobytes()
 
 
-def _counts(changes: Sequence[Any]) -> dict[int, int]:
+def _stride(num_blocks: int) -> int:
+    return max(1, -(-num_blocks // MAX_LOOKUP_KEYS))
+
+
+def _probed(hashes: Sequence[bytes]) -> Sequence[bytes]:
+    """Those of a prompt that are asked for."""
+    stride = _stride(len(hashes))
+    if stride == 1:
+        return hashes
+    probed = list(hashes[stride - 1 :: stride])
+    if len(hashes) % stride:
+        probed.append(hashes[-1])
+    return probed
+
+
+def _counts(changes: Sequence[Any], hashes: Sequence[bytes]) -> dict[int, int]:
     """Slot → number of leading blocks, out of (position, bitmap of its holders) pairs."""
+    stride, num_blocks = _stride(len(hashes)), len(hashes)
     ordered = sorted(zip(changes[::2], changes[1::2], strict=True))
     positions = [position for position, _ in ordered]
     holders = [int.from_bytes(bitmap, "little") for _, bitmap in ordered]
@@ -178,7 +191,7 @@ def _counts(changes: Sequence[Any]) -> dict[int, int]:
         ending = before & ~after
         while ending:
             lowest = ending & -ending
-            counts.setdefault(lowest.bit_length() - 1, position)
+            counts.setdefault(lowest.bit_length() - 1, min(position * stride, num_blocks))
             ending ^= lowest
     return counts
 

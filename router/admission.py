@@ -16,7 +16,12 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -145,18 +150,26 @@ class Admission:
             await asyncio.sleep(_RECHECK_S)
             self.pump()
 
-    @asynccontextmanager
-    async def quota(
+    def quota(
         self, tenant: Tenant, request_id: str, num_tokens: int
-    ) -> AsyncIterator[Charge]:
+    ) -> AbstractAsyncContextManager[Charge]:
         """Counts a request against its tenant's quotas, whoever answers it, as long as it lasts.
 
         Raises ResourceExhausted. `num_tokens` are expected; no two requests have the same id.
         """
-        holding = self._quotas.hold(tenant, request_id, num_tokens)
+        if not tenant.quota.is_limited:
+            return nullcontext(Charge(tenant, request_id, num_tokens))
+        return self._limited(tenant, request_id, num_tokens)
+
+    @asynccontextmanager
+    async def _limited(
+        self, tenant: Tenant, request_id: str, num_tokens: int
+    ) -> AsyncIterator[Charge]:
         async with AsyncExitStack() as stack:
             try:
-                charge = await stack.enter_async_context(holding)
+                charge = await stack.enter_async_context(
+                    self._quotas.hold(tenant, request_id, num_tokens)
+                )
             except ResourceExhausted as refusal:
                 self._refusals.over_quota(refusal)
                 raise

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.v1 import types_pb2, worker_pb2
 from core.detokenizer import Detokenizer
+from router.attach import TakeToken
 from router.metrics import RouterMetrics
 from router.output_text import OutputText
 from router.outputs import OutputLog
@@ -69,18 +70,32 @@ class Choice:
         elif output.finish_reason:
             self._log.finish(output.finish_reason, self._text.flush())
 
-    def receive_token(self, output_index: int, token_id: int, now: float) -> bool:
-        """Takes one token in, at `now` in `time.monotonic`. Whether the choice is finished.
+    def token_taker(
+        self, on_stopped: Callable[[], None], on_error: Callable[[Exception], None]
+    ) -> TakeToken:
+        """What takes in single tokens that end nothing by themselves, as `receive` does.
 
-        Raises InternalError as `receive` does.
+        `on_stopped` is called when a stop string has finished the choice. What is taken runs for
+        every token of every stream: what costs is each call, and all the memory that it touches.
         """
-        is_stopped = self._text.add_token(output_index, token_id)
-        last_at, self._last_output_at = self._last_output_at, now
-        if last_at is not None:
-            self._pace.metrics.itl.observe(now - last_at)
-        if is_stopped:
-            self._log.finish(types_pb2.FINISH_REASON_STOP)
-        return is_stopped
+        text, append, observe = self._text, self._log.append, self._pace.metrics.itl.observe
+        text_of, token_ids = text.text_of, self._log.token_ids
+
+        def take(output_index: int, token_id: int, now: float) -> None:
+            try:
+                if output_index != len(token_ids) and text.num_known(output_index):
+                    return
+                append(token_id, text_of(token_id))
+                last_at, self._last_output_at = self._last_output_at, now
+                if last_at is not None:
+                    observe(now - last_at)
+                if text.is_stopped:
+                    self._log.finish(types_pb2.FINISH_REASON_STOP)
+                    on_stopped()
+            except Exception as error:
+                on_error(error)
+
+        return take
 
     def _count_time(self, now: float) -> None:
         if self._last_output_at is not None:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from baton.v1 import types_pb2, worker_pb2
 from core.errors import BatonError, HandOffGivenUp, Unavailable, from_detail, from_exception
@@ -135,22 +136,28 @@ class Attempt:
 
     def _taker(self, number: int, choice: Choice) -> TakeToken:
         """Takes single tokens of one choice, which decode has spoken of before."""
-        decode = self._placement.decode
+        take = choice.token_taker(partial(self._stopped, number), self._fail_at_decode)
+        if self._held is None:
+            return take
 
-        def take(output_index: int, token_id: int, now: float) -> None:
-            try:
-                if self._held is not None:
-                    output = worker_pb2.SequenceOutput(
-                        output_index=output_index, token_ids=[token_id], choice=number
-                    )
-                    self._held.append(output)
-                elif choice.receive_token(output_index, token_id, now):
-                    self._stop_choice(number)
-                    self._close(number)
-            except Exception as error:
-                self._fail_at(decode, error)
+        def hold(output_index: int, token_id: int, now: float) -> None:
+            if self._held is None:
+                take(output_index, token_id, now)
+                return
+            output = worker_pb2.SequenceOutput(
+                output_index=output_index, token_ids=[token_id], choice=number
+            )
+            self._held.append(output)
 
-        return take
+        return hold
+
+    def _stopped(self, number: int) -> None:
+        """A stop string ended a choice at a token that says nothing of an end."""
+        self._stop_choice(number)
+        self._close(number)
+
+    def _fail_at_decode(self, error: Exception) -> None:
+        self._fail_at(self._placement.decode, error)
 
     def _fail_at(self, link: WorkerLink, error: Exception) -> None:
         """What a worker said cannot be used."""

@@ -16,7 +16,7 @@ class OutputText:
     `min_tokens` tokens are out.
     """
 
-    __slots__ = ("_detokenizer", "_has_stops", "_log", "_matcher", "_min_tokens")
+    __slots__ = ("_detokenizer", "_log", "_matcher", "_min_tokens", "is_stopped", "text_of")
 
     def __init__(
         self, log: ChoiceLog, detokenizer: Detokenizer, stop: tuple[str, ...], min_tokens: int
@@ -24,8 +24,11 @@ class OutputText:
         self._log = log
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stop)
-        self._has_stops = bool(stop)
         self._min_tokens = min_tokens
+        self.is_stopped = False
+        """Whether a stop string has ended the text."""
+        self.text_of = self._matched if stop else detokenizer.add
+        """The text that a further token completes, less what may become a stop string."""
 
     def add(self, output: worker_pb2.SequenceOutput) -> bool:
         """Appends what is new in `output`. True when a stop string ends the request.
@@ -35,37 +38,27 @@ class OutputText:
         """
         log = self._log
         token_ids = output.token_ids
-        num_known = self._num_known(output.output_index)
+        num_known = self.num_known(output.output_index)
         ends_by_token = output.finish_reason == types_pb2.FINISH_REASON_STOP
         last = len(token_ids) - 1
         logprobs = output.logprobs
         for position in range(num_known, last + 1):
             token_id = token_ids[position]
             # The token that ends the text is not part of it.
-            text = "" if ends_by_token and position == last else self._text(token_id)
+            text = "" if ends_by_token and position == last else self.text_of(token_id)
             log.append(
                 token_id,
                 text,
                 logprobs[position] if logprobs else None,
                 is_last=bool(output.finish_reason),
             )
-            if self._matcher.is_stopped:
+            if self.is_stopped:
                 return True
         return False
 
-    def add_token(self, output_index: int, token_id: int) -> bool:
-        """Appends one token that ends nothing by itself, as `add` does."""
-        log = self._log
-        if output_index != len(log.token_ids) and self._num_known(output_index):
-            return False
-        if not self._has_stops:
-            log.append(token_id, self._detokenizer.add(token_id))
-            return False
-        log.append(token_id, self._text(token_id))
-        return self._matcher.is_stopped
-
-    def _num_known(self, output_index: int) -> int:
-        """How many tokens from `output_index` on are here already. Raises InternalError."""
+    def num_known(self, output_index: int) -> int:
+        """How many tokens from `output_index` on are here already. Raises InternalError when
+        tokens before it are missing."""
         num_known = len(self._log.token_ids) - output_index
         if num_known < 0:
             raise InternalError(
@@ -77,8 +70,10 @@ class OutputText:
         """The text held back, once no more tokens will come; empty after a stop string."""
         return self._matcher.add(self._detokenizer.flush()) + self._matcher.flush()
 
-    def _text(self, token_id: int) -> str:
+    def _matched(self, token_id: int) -> str:
         text = self._detokenizer.add(token_id)
-        if not self._has_stops or len(self._log.token_ids) + 1 < self._min_tokens:
+        if len(self._log.token_ids) + 1 < self._min_tokens:
             return text
-        return self._matcher.add(text)
+        text = self._matcher.add(text)
+        self.is_stopped = self._matcher.is_stopped
+        return text

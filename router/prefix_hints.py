@@ -16,8 +16,6 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 0.2
 _PAUSE_S = 1.0
-_MAX_LOOKUPS = 16
-"""At a time: each holds a connection, and Redis answers one after the other anyway."""
 
 
 class PrefixHints:
@@ -30,7 +28,6 @@ class PrefixHints:
         self._reader = reader
         self._resume_at = 0.0
         self._is_away = False
-        self._slots = asyncio.Semaphore(_MAX_LOOKUPS)
 
     async def held_blocks(
         self, hashes: Sequence[bytes], links: Iterable[WorkerLink]
@@ -40,7 +37,7 @@ class PrefixHints:
             return {}
         candidates = {link.worker_id: link.epoch for link in links}
         try:
-            async with asyncio.timeout(_TIMEOUT_S), self._slots:
+            async with asyncio.timeout(_TIMEOUT_S):
                 held = await self._reader.lookup(hashes, candidates)
         except (Unavailable, TimeoutError) as error:
             self._resume_at = time.monotonic() + _PAUSE_S

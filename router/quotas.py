@@ -78,11 +78,8 @@ class Quotas:
     async def hold(self, tenant: Tenant, member: str, num_tokens: int) -> AsyncIterator[Charge]:
         """Counts one request as in flight, and charges its `num_used` in the end.
 
-        Raises as `take` does. A tenant without quotas is never charged.
+        Raises as `take` does.
         """
-        if not tenant.quota.is_limited:
-            yield Charge(tenant, member, num_tokens)
-            return
         charge = await self.take(tenant, member, num_tokens)
         try:
             yield charge

@@ -276,9 +276,9 @@ def _check_range(
     *,
     excludes_low: bool = False,
 ) -> None:
-    value = getattr(given, field)
     if not given.HasField(field):  # type: ignore[arg-type]
         return
+    value = getattr(given, field)
     is_low_enough = value > low if excludes_low else value >= low
     # NaN fails every comparison; infinity is above every limit.
     if math.isfinite(value) and is_low_enough and value <= high:

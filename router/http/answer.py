@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Coroutine, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from router.http.call import Call
@@ -39,26 +39,23 @@ async def answer(call: Call, job: Job, form: Format, table: RequestTable, timeou
             )
             for request in job.requests
         ]
-        logs = [follower.log for follower in followers]
-        async with _reading_until(deadline + _READ_GRACE_S):
-            if job.is_stream:
-                async with call.while_connected():
-                    last = await _Stream(call, job, form, followers).write()
-                await call.send_event(last, is_last=True)
-            else:
-                async with call.while_connected():
-                    prompts = await _together([_whole(follower) for follower in followers])
-                await call.reply(200, form.answer(prompts, logs))
+        try:
+            # A client that has not read by then counts as one that has left.
+            async with asyncio.timeout_at(deadline + _READ_GRACE_S):
+                await _reply(call, job, form, followers)
+        except TimeoutError:
+            raise ClientLeft from None
 
 
-@asynccontextmanager
-async def _reading_until(deadline: float) -> AsyncIterator[None]:
-    """A client that has not read by then counts as one that has left."""
-    try:
-        async with asyncio.timeout_at(deadline):
-            yield
-    except TimeoutError:
-        raise ClientLeft from None
+async def _reply(call: Call, job: Job, form: Format, followers: Sequence[Follower]) -> None:
+    if job.is_stream:
+        with call.while_connected():
+            last = await _Stream(call, job, form, followers).write()
+        await call.send_event(last, is_last=True)
+    else:
+        with call.while_connected():
+            prompts = await _together([_whole(follower) for follower in followers])
+        await call.reply(200, form.answer(prompts, [follower.log for follower in followers]))
 
 
 class _Stream:

@@ -66,7 +66,8 @@ class HttpApi:
             [Route(path, _Endpoint(handler), methods=[method]) for path, method, handler in routes],
             redirect_slashes=False,
         )
-        app: ASGIApp = _Boundary(self, router)
+        handlers = {(method, path): handler for path, method, handler in routes}
+        app: ASGIApp = _Boundary(self, handlers, router)
         if cors_origins:
             app = CORSMiddleware(
                 app,
@@ -156,10 +157,17 @@ class _Endpoint:
 
 
 class _Boundary:
-    """Around all endpoints: checks what concerns every call, and answers every error."""
+    """Around all endpoints: checks what concerns every call, and answers every error.
 
-    def __init__(self, api: HttpApi, router: Router) -> None:
+    A call of exactly one of `handlers` goes straight there, all others through `router`, which
+    tries one route after the other.
+    """
+
+    def __init__(
+        self, api: HttpApi, handlers: Mapping[tuple[str, str], Handler], router: Router
+    ) -> None:
         self._api = api
+        self._handlers = handlers
         self._router = router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -169,9 +177,13 @@ class _Boundary:
             _check_headers(scope)
             if scope["path"] not in _OPEN_PATHS:
                 call.tenant = self._api.shared.tenants.tenant(call.header("authorization"))
-            # With "app" there, unknown paths and methods are raised and not answered.
-            scope.update({"baton.call": call, "app": self})
-            await self._router(scope, receive, send)
+            handler = self._handlers.get((scope["method"], scope["path"]))
+            if handler is not None:
+                await handler(call)
+            else:
+                # With "app" there, unknown paths and methods are raised and not answered.
+                scope.update({"baton.call": call, "app": self})
+                await self._router(scope, receive, send)
         except ClientLeft:
             call.status = CLIENT_LEFT
         except Exception as error:

@@ -20,17 +20,17 @@ class WriteBatch:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[RequestResponseCycle, bytes]] = []
+        self.waiting: list[tuple[RequestResponseCycle, bytes]] = []
+        """In order. Who adds the first one calls `schedule`."""
 
-    def add(self, cycle: RequestResponseCycle, data: bytes) -> None:
-        """To be sent soon, in order."""
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._waiting.append((cycle, data))
+    def schedule(self) -> None:
+        """Has all that waits by then sent when the loop's turn ends."""
+        asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
         """Sends what waits."""
-        waiting, self._waiting = self._waiting, []
+        waiting = self.waiting.copy()
+        self.waiting.clear()
         for cycle, data in waiting:
             if cycle.disconnected:
                 continue
@@ -42,25 +42,49 @@ class WriteBatch:
 
 
 class ChunkedBody:
-    """The body of a response whose headers have been sent, without a content-length."""
+    """What a request's connection knows that ASGI does not tell, and the body of its response:
+    one whose headers have been sent, without a content-length."""
 
     def __init__(self, cycle: RequestResponseCycle, batch: WriteBatch) -> None:
         self._cycle = cycle
         self._flow = cycle.flow
         self._batch = batch
+        self._on_lost: Callable[[], None] | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the whole request is here."""
+        return not self._cycle.more_body
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the client has left."""
+        return self._cycle.disconnected
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """Has `on_lost` called when the client leaves, in the place of what was called before."""
+        self._on_lost = on_lost
+
+    def lost(self) -> None:
+        """The client has left."""
+        if self._on_lost is not None:
+            self._on_lost()
 
     def text_writer(self, before: bytes, after: bytes) -> Callable[[str], bool]:
         """Sends a text as JSON between `before` and `after`, soon; it runs for every token.
 
         It returns False when the client does not keep up: ASGI's `send` waits until it does.
         """
-        cycle, flow, add, dumps = self._cycle, self._flow, self._batch.add, orjson.dumps
+        cycle, flow, dumps = self._cycle, self._flow, orjson.dumps
+        waiting, schedule = self._batch.waiting, self._batch.schedule
         num_bytes = len(before) + len(after)
         after += b"\r\n"
 
         def write(text: str) -> bool:
             data = dumps(text)
-            add(cycle, b"%x\r\n%b%b%b" % (num_bytes + len(data), before, data, after))
+            if not waiting:
+                schedule()
+            waiting.append((cycle, b"%x\r\n%b%b%b" % (num_bytes + len(data), before, data, after)))
             return not flow.write_paused
 
         return write

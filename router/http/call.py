@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from core.errors import InvalidArgument
 from core.rpc import MAX_REQUEST_BYTES
 from core.tracing import TraceContext
+from router.http.bodies import ChunkedBody
 from router.http.errors import CLIENT_LEFT, ClientLeft, HttpError
 from router.validate import check_request_id
 
@@ -92,6 +93,8 @@ class Call:
         declared = self.header("content-length") or ""
         if declared.isdecimal() and int(declared) > MAX_DISCARDED_BYTES:
             raise _body_too_long()
+        if self.scope["baton.body"].is_asked:
+            return await self._read_body()
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 return await self._read_body()
@@ -115,25 +118,23 @@ class Call:
             if is_end:
                 return b"".join(parts)
 
-    @asynccontextmanager
-    async def while_connected(self) -> AsyncIterator[None]:
-        """Cancels what is inside, and raises ClientLeft, as soon as the client is gone.
-
-        To be entered after the body has been read.
-        """
+    @contextmanager
+    def while_connected(self) -> Iterator[None]:
+        """Cancels what is inside, and raises ClientLeft, as soon as the client is gone."""
+        body: ChunkedBody = self.scope["baton.body"]
+        if body.is_lost:
+            raise ClientLeft
         task = asyncio.current_task()
         assert task is not None
         num_cancelling = task.cancelling()
         has_left = False
 
-        async def watch() -> None:
+        def leave() -> None:
             nonlocal has_left
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
             has_left = True
             task.cancel()
 
-        watcher = asyncio.get_running_loop().create_task(watch())
+        body.watch(leave)
         try:
             yield
         except asyncio.CancelledError:
@@ -141,7 +142,7 @@ class Call:
                 raise ClientLeft from None
             raise
         finally:
-            watcher.cancel()
+            body.watch(None)
 
     async def reply(
         self,

@@ -15,6 +15,7 @@ from router.http.errors import HttpError
 
 HEAD_TIMEOUT_S = 60.0
 """A connection on which no whole head of a request comes for so long is closed."""
+_END_OF_HEADERS = b"\r\n\r\n"
 
 
 class StreamProtocol(HttpToolsProtocol):
@@ -31,6 +32,10 @@ class StreamProtocol(HttpToolsProtocol):
         self._is_in_headers = True
         self._head_since: float | None = None
         """When what is there of a head began to come (event loop time)."""
+        self._has_begun = False
+        """Whether a request began in the data that came last."""
+        self._num_body_bytes = 0
+        """In that data, of the body that came last."""
         self._unanswered: list[RequestResponseCycle] = []
         """The request that is served, and those that were sent behind it."""
 
@@ -44,9 +49,12 @@ class StreamProtocol(HttpToolsProtocol):
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+                cycle.scope["baton.body"].lost()  # type: ignore[typeddict-item]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._has_begun = False
+        self._num_body_bytes = 0
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -54,7 +62,7 @@ class StreamProtocol(HttpToolsProtocol):
             if self.cycle is not None and self.cycle.response_complete:
                 self._close_without_head()
             return
-        self._num_header_bytes += len(data)
+        self._num_header_bytes += self._num_of_headers(data)
         if self._num_header_bytes > MAX_HEADER_BYTES:
             self.transport.write(_HEADERS_TOO_LARGE)
             self.transport.close()
@@ -72,6 +80,17 @@ class StreamProtocol(HttpToolsProtocol):
         # Behind a request that is being served, its end sets the keep-alive's own timer.
         if self.cycle is None or self.cycle.response_complete:
             self.timeout_keep_alive_handler()
+
+    def _num_of_headers(self, data: bytes) -> int:
+        """Bytes of `data` that belong to headers which have not ended.
+
+        Where these begin in it, others' headers and a body may come before.
+        """
+        if not self._has_begun:
+            return len(data)
+        last_end = data.rfind(_END_OF_HEADERS)
+        start = 0 if last_end < 0 else last_end + len(_END_OF_HEADERS)
+        return max(0, len(data) - start - self._num_body_bytes)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_headers:
@@ -93,15 +112,21 @@ class StreamProtocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._num_body_bytes += len(body)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._num_header_bytes = 0
         self._is_in_headers = True
+        self._has_begun = True
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._is_in_headers = False
         self._head_since = None
+        self._num_body_bytes = 0
         # The application's task has been made, and begins after this callback.
         if self.cycle is not None and self.cycle.scope is self.scope:
             self.scope["baton.body"] = ChunkedBody(self.cycle, self._batch)  # type: ignore[typeddict-unknown-key]

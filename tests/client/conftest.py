@@ -77,6 +77,8 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         self.responses: list[inference_pb2.GenerateResponse] = list(PARIS)
         self.error: BatonError | None = None
         self.hangs = False
+        self.num_cancelled = 0
+        """Calls that it cancels at first, without an answer."""
         self.requests: list[inference_pb2.GenerateRequest] = []
         self.time_remaining: float | None = None
         self.call_ended = threading.Event()
@@ -94,6 +96,9 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         self.requests.append(request)
         self.time_remaining = context.time_remaining()
         context.add_callback(self.call_ended.set)
+        if self.num_cancelled:
+            self.num_cancelled -= 1
+            context.abort(grpc.StatusCode.CANCELLED, "stopping")
         yield from self.responses
         if self.hangs:
             self.call_ended.wait(10)

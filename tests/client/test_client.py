@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from client import AsyncBatonClient, BatonClient, Choice, Route, Timing, Usage
-from core.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from core.errors import Cancelled, DeadlineExceeded, InvalidArgument, Unavailable
 from tests.client.conftest import two_answers
 from tests.traces import CALLER
 
@@ -117,6 +117,26 @@ def test_a_timeout_is_sent_as_the_deadline(router):
     with BatonClient(router.address) as client, pytest.raises(DeadlineExceeded):
         client.generate("x", timeout_s=0.2)
     assert router.time_remaining <= 0.2
+
+
+def test_a_call_that_a_stopping_router_cancels_is_sent_again(router):
+    router.num_cancelled = 2
+    with BatonClient(router.address) as client:
+        assert client.generate("Where?").text == "Paris."
+    assert len(router.requests) == 3
+
+
+async def test_the_async_client_sends_a_cancelled_call_again_too(router):
+    router.num_cancelled = 1
+    async with AsyncBatonClient(router.address) as client:
+        assert (await client.generate("Where?")).text == "Paris."
+
+
+def test_a_call_that_is_cancelled_after_its_first_tokens_is_not_sent_again(router):
+    router.responses, router.error = router.responses[:1], Cancelled("the router stops")
+    with BatonClient(router.address) as client, pytest.raises(Cancelled):
+        client.generate("Where?")
+    assert len(router.requests) == 1
 
 
 def test_a_missing_server_is_named():

@@ -78,8 +78,8 @@ async def test_slots_that_nobody_asked_about_are_not_looked_for(store):
     for worker_id, length in (("p0", 5), ("p1", 20), ("p2", 9), ("p3", 0)):
         await publish(store, worker_id, hashes(20)[:length])
     version = (await store.slots()).version
-    assert await store.lookup(version, hashes(20), [3, 2, 0]) == {2: 9, 0: 5, 3: 0}
-    assert await store.lookup(b"another", hashes(20), [0]) is None
+    assert await store.lookup(version, [hashes(20)], [3, 2, 0]) == [{2: 9, 0: 5, 3: 0}]
+    assert await store.lookup(b"another", [hashes(20)], [0]) is None
 
 
 async def test_a_slot_is_not_given_away_before_it_is_clean(store, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 
 from baton.v1 import types_pb2, worker_pb2
 from router import service
+from router.attach import TakeToken
 from router.dispatch import Attempt
 from router.predicted_load import PredictedLoad
 
@@ -40,6 +41,9 @@ class Choice:
 
     def receive(self, output: worker_pb2.SequenceOutput) -> None:
         self.told.append(output.token_ids[0])
+
+    def token_taker(self, on_stopped: object, on_error: object) -> TakeToken:
+        return lambda _index, token_id, _now: self.told.append(token_id)
 
 
 def attempt(choice: Choice) -> Attempt:

@@ -148,7 +148,9 @@ async def test_a_client_that_never_reads_is_given_up_after_its_deadline(serve, m
         "raw_path": b"/v1/completions",
         "query_string": b"",
         "headers": [(b"x-request-timeout", b"0.2")],
-        "baton.body": SimpleNamespace(flush=lambda: None),
+        "baton.body": SimpleNamespace(
+            flush=lambda: None, is_asked=True, is_lost=False, watch=lambda on_lost: None
+        ),
     }
     messages = [
         {"type": "http.request", "body": b'{"prompt":"a","stream":true}', "more_body": False}

@@ -43,3 +43,17 @@ async def test_a_client_that_leaves_with_a_request_in_its_pipeline_frees_both_wo
         writer.close()
         await wait_for(lambda: s.stack.prefills[0].aborts and s.stack.decodes[0].aborts)
         assert s.stack.router._table.num_running == 0
+
+
+async def test_a_long_body_does_not_count_as_headers_of_the_request_behind_it(serve):
+    long = raw_request({**CHAT, "user": "a" * 40_000})
+    async with serve() as s:
+        reader, writer = await connect(s)
+        head, rest = raw_request(CHAT).split(b"\r\n\r\n")
+        writer.write(long + head)
+        async with asyncio.timeout(10):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            writer.write(b"\r\n\r\n" + rest)
+            await reader.readuntil(b"0\r\n\r\n")
+            assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        writer.close()
