@@ -184,7 +184,7 @@ def _mscale(factor: float, scale: float) -> float:
 
 def positive_number(keys: Mapping[str, Any], name: str, default: float | None = None) -> float:
     """`keys[name]` of config.json; `default` where it is absent, null or 0. Raises StartupError."""
-    value = keys.get(name) or default
+    value: Any = keys.get(name) or default
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and 0 < value <= _MAX_FLOAT32:
         return float(value)
