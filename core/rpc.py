@@ -252,8 +252,9 @@ class RpcServer:
         """gRPC writes a line of its own about a host that it cannot resolve."""
         try:
             await asyncio.get_running_loop().getaddrinfo(self._host, self._port)
-        except OSError as error:
-            raise StartupError(f"cannot listen on {address}: {error.strerror}") from error
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StartupError(f"cannot listen on {address}: {reason}") from error
 
     async def set_serving(self, is_serving: bool) -> None:
         """What the health service answers, for the server and for each service of it."""
