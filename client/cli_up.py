@@ -23,7 +23,11 @@ from core.redis_client import connect_redis, redacted, redis_errors
 
 # Passed on to every worker as they are.
 WORKER_FLAGS = (
-    ("--dtype", "D", "float32, bfloat16 or auto: of weights and KV [auto: the checkpoint's]"),
+    (
+        "--dtype",
+        "D",
+        "float32, bfloat16, float16 or auto: of weights and KV [auto: the checkpoint's]",
+    ),
     ("--quantization", "Q", "int8 or fp8: of the layers' weights; or none [none]"),
     ("--device", "D", "cpu or cuda [cpu]"),
     ("--block-size", "N", "tokens in a KV block"),

@@ -295,6 +295,7 @@ class Admission:
     def _in_flight(self, demand: Demand, num_outputs: int) -> InFlight:
         fingerprint = self._pool.fingerprint
         block_size = fingerprint.block_size if fingerprint is not None else _UNKNOWN_BLOCK_SIZE
+        num_outputs = min(num_outputs, self.ledger.max_growth(demand.num_choices) * block_size)
         return InFlight(
             num_tokens=demand.num_prompt_tokens,
             need_blocks=-(-(demand.num_prompt_tokens + num_outputs) // block_size),

@@ -17,6 +17,12 @@ from router.demand import Pace, Work
 
 _RESIDENCE_DECAY = 0.95
 _ASSUMED_RESIDENCE_S = 5.0
+_NO_LIMIT = 1 << 40
+"""Blocks; of outputs while no pool's size is known."""
+_MAX_GROWTH = 1 / 4
+"""Of the largest decode pool, that a request's output may count for. With many choices it may
+be more than the whole pool; to wait for that would have everybody behind wait for an idle worker.
+"""
 ASSUMED_TOKENS_PER_S = 2000.0
 """Of a prefill worker before anything has been measured; only bounds what is sent there."""
 
@@ -254,6 +260,14 @@ class Ledger:
             if worker.room(need_blocks) >= need_blocks + more:
                 return True
         return not self._decodes
+
+    def max_growth(self, num_choices: int) -> int:
+        """How many blocks a request's output may count for, whatever is expected of it.
+
+        Each choice has one: decode keeps them free for it.
+        """
+        total = max([worker.total_blocks for worker in self._decodes.values()], default=0)
+        return max(num_choices, int(_MAX_GROWTH * total)) if total else _NO_LIMIT
 
     def blocks_short(self, need_blocks: float, now: float) -> float:
         """How many blocks of all decode workers must become free before `need_blocks` fit."""

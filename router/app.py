@@ -16,7 +16,6 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
-from core.api_keys import ApiKeys
 from core.errors import InvalidArgument, StartupError
 from core.http_server import HttpServer
 from core.model_folder import ModelFolder, config_digest, model_digest, resolve_model
@@ -59,6 +58,8 @@ from router.validate import ModelLimits, check_defaults
 from router.workers import PoolConfig, WorkerPool
 
 _STOP_GRACE_S = 2.0
+_SWITCH_S = 0.0005
+"""After so long the event loop gets its turn from a thread that works on a long request."""
 _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
@@ -82,7 +83,6 @@ class Router:
 
     def __init__(self, settings: RouterSettings) -> None:
         folder = ModelFolder.load(resolve_model(settings.model, with_weights=False))
-        keys = ApiKeys.load(settings.api_keys) if settings.api_keys else ApiKeys({})
         router_id = f"router-{uuid.uuid4().hex[:8]}"
         rng = random.Random()
         self._tracer = make_tracer(
@@ -94,7 +94,7 @@ class Router:
         self._is_draining = False
         self._pool = _pool(settings, self._redis, router_id, folder)
         self._breaker = Breaker()
-        self._tenants = TenantBook(settings.tenants, keys)
+        self._tenants = TenantBook(settings.tenants, settings.api_keys)
         self._quotas = Quotas(self._redis, router_id, self._tasks)
         self._admission = _admission(settings, self._pool, self._quotas, rng)
         self._exchange = LoadExchange(self._redis, router_id, lambda: self._pool.links)
@@ -220,6 +220,7 @@ async def serve(settings: RouterSettings) -> None:
     Raises StartupError.
     """
     stop = asyncio.get_running_loop().create_task(wait_for_stop_signal())
+    sys.setswitchinterval(_SWITCH_S)
     router = Router(settings)
     try:
         addresses = await router.start()
@@ -285,7 +286,9 @@ def _placer(
         hints=PrefixHints(PrefixIndexReader(redis)),
         load_max_age_s=settings.load_max_age_s,
         policy=make_policy(settings.routing_policy, costs, rng),
-        local_limit=LocalPrefillLimit(settings.local_prefill_max_tokens),
+        local_limit=LocalPrefillLimit(
+            settings.local_prefill_max_tokens, settings.local_prefill_start_tokens
+        ),
         counters=RoutingCounters(),
     )
 

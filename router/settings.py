@@ -8,6 +8,7 @@ from pydantic import Field
 
 from core.tls import TlsSettings
 from core.tracing import TracingSettings
+from router.local_prefill import START_TOKENS
 from router.policies import PolicyName
 from router.tenants import ClassName
 
@@ -31,7 +32,8 @@ class RouterSettings(TlsSettings, TracingSettings):
     )
     api_keys: Path | None = Field(
         None,
-        description="File of API keys, lines of KEY or KEY TENANT; without it all may call",
+        description="File of API keys, lines of KEY or KEY TENANT; read again on change; "
+        "without it all may call",
     )
     cors_origins: str = Field(
         "",
@@ -74,6 +76,11 @@ class RouterSettings(TlsSettings, TracingSettings):
         ge=0,
         description="Decode computes a prompt itself if it lacks no more than so many tokens of "
         "it; 0: never; learned from what is observed if not given",
+    )
+    local_prefill_start_tokens: int = Field(
+        START_TOKENS,
+        ge=0,
+        description="Where that limit begins when it is learned: what bench.local_prefill finds",
     )
     tenants: Path | None = Field(
         None, description="YAML file of classes, tenants, keys and quotas; read again on change"

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,6 +17,7 @@ from router.demand import Totals
 from router.generation import Generation
 from router.http.answer import answer
 from router.http.call import Call
+from router.http.cors import CorsPolicy
 from router.http.errors import CLIENT_LEFT, ClientLeft, HttpError, to_http
 from router.http.formats import ChatFormat, CompletionFormat, Reply
 from router.http.jobs import chat_job, check_model, completion_job
@@ -27,7 +28,7 @@ from router.http.parameters import (
     TokenizeBody,
     renamed_fields,
 )
-from router.http.parse import parse_body
+from router.http.parse import off_loop, parse_body
 from router.http.tokens import detokenized, tokenized
 from router.quotas import Charge
 from router.requests import RequestTable
@@ -69,7 +70,7 @@ class HttpApi:
         handlers = {(method, path): handler for path, method, handler in routes}
         app: ASGIApp = _Boundary(self, handlers, router)
         if cors_origins:
-            app = CORSMiddleware(
+            app = CorsPolicy(
                 app,
                 allow_origins=cors_origins,
                 allow_methods=["GET", "POST"],
@@ -79,7 +80,8 @@ class HttpApi:
         return app
 
     async def completions(self, call: Call) -> None:
-        body = parse_body(CompletionBody, await _json(call))
+        data = await _json(call)
+        body = await off_loop(len(data), parse_body, CompletionBody, data)
         call.names = renamed_fields(body)
         limits = self.shared.current_limits()
         check_model(body.model, limits)
@@ -88,10 +90,11 @@ class HttpApi:
         await answer(call, job, form, self.table, call.timeout_s(self.request_timeout_s))
 
     async def chat_completions(self, call: Call) -> None:
-        body = parse_body(ChatBody, await _json(call))
+        data = await _json(call)
+        body = await off_loop(len(data), parse_body, ChatBody, data)
         call.names = renamed_fields(body)
         check_model(body.model, self.shared.limits)
-        job = chat_job(body, call.request_id)
+        job = await off_loop(len(data), chat_job, body, call.request_id)
         form = ChatFormat(job, self._reply(call), self.shared.tokenizer)
         await answer(call, job, form, self.table, call.timeout_s(self.request_timeout_s))
 
@@ -99,16 +102,21 @@ class HttpApi:
         await call.reply_json({"object": "list", "data": [self._model()]})
 
     async def model(self, call: Call) -> None:
-        check_model(call.scope["path_params"]["name"], self.shared.limits)
+        name = call.scope["path_params"]["name"]
+        if not name:  # it stands for the served model only where it is a parameter
+            raise HTTPException(404)
+        check_model(name, self.shared.limits)
         await call.reply_json(self._model())
 
     async def tokenize(self, call: Call) -> None:
-        body = parse_body(TokenizeBody, await _json(call))
+        data = await _json(call)
+        body = await off_loop(len(data), parse_body, TokenizeBody, data)
         async with self._counted(call):
             await call.reply_json(await tokenized(body, self.shared))
 
     async def detokenize(self, call: Call) -> None:
-        body = parse_body(DetokenizeBody, await _json(call))
+        data = await _json(call)
+        body = await off_loop(len(data), parse_body, DetokenizeBody, data)
         async with self._counted(call):
             await call.reply_json(await detokenized(body, self.shared))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from bench.kernels import (
     ARCHITECTURES,
@@ -33,3 +36,13 @@ def test_kernels_of_an_8b_model_spill_nothing_on_sm_90() -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_spill_nothing(shape: ModelShape, architecture: int) -> None:
     check(shape, architecture)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [80, 192, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_of_any_head_dim_spill_nothing(
+    head_dim: int, dtype: torch.dtype, architecture: int
+) -> None:
+    check(replace(MODEL_SHAPES[0], head_dim=head_dim, dtype=dtype), architecture)

@@ -49,7 +49,7 @@ class Bench:
                 tenant=tenant or silver(),
                 num_prompt_tokens=num_prompt_tokens,
                 max_tokens=demand.get("max_tokens", 8),
-                num_choices=1,
+                num_choices=demand.get("num_choices", 1),
                 priority=demand.get("priority", 0),
                 time_left_s=demand.get("time_left_s", 600.0),
             )
@@ -161,6 +161,20 @@ async def test_a_report_that_grows_old_holds_nobody_up():
     bench.now += 4.0
     bench.admission.pump()
     await second
+
+
+async def test_choices_that_may_outgrow_the_pool_wait_for_a_part_of_it_only():
+    bench = Bench()
+    await bench.admit(num_prompt_tokens=100)
+    bench.report_decode(free=270)
+    # 50 blocks of prompt, and output for 1500: it counts for a quarter of the pool's 1000.
+    many = await bench.begin(num_prompt_tokens=200, max_tokens=60, num_choices=100)
+    # The first needs 27, and there is one for each of the two to grow.
+    bench.report_decode(free=328)
+    assert bench.admission.num_waiting_for_decode == 1
+    bench.report_decode(free=329)
+    assert bench.admission.num_waiting_for_decode == 0
+    await many
 
 
 async def test_a_waiting_request_that_is_cancelled_leaves_the_line():
