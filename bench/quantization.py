@@ -24,7 +24,7 @@ from engine.fetch_smollm2 import default_folder, fetch
 from engine.quantization.schemes import SCHEMES
 
 TEXT = Path(__file__).parents[1] / "docs" / "architecture.md"
-# Goals are about twice what was found.
+# About twice what was found.
 SCHEME_GOALS: Mapping[str, str] = {"int8": "<= 0.01", "fp8": "<= 0.05"}
 RECIPES: Mapping[str, tuple[Recipe, str]] = {
     "awq, groups of 64": (awq(64), "<= 0.5"),
