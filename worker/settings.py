@@ -94,6 +94,12 @@ class WorkerSettings(TlsSettings):
         description="Tokens of prompts in one step of a decode worker beside running sequences, "
         "which must not be held up by what it computes itself; default: 128, and 32 on a CPU.",
     )
+    async_scheduling: bool | None = Field(
+        None,
+        description="Plan the next step while one is computed, so that the device does not wait "
+        "in between; what finishes early is computed for one step too many. Default: on for a "
+        "GPU.",
+    )
     max_num_partial_prefills: int = Field(
         4, ge=1, description="Prompts that are prefilled side by side."
     )
@@ -169,6 +175,11 @@ class WorkerSettings(TlsSettings):
             graph_mode=self.graph_mode,
             capture_sizes=None if self.capture_sizes is None else tuple(self.capture_sizes),
         )
+
+    @property
+    def schedules_ahead(self) -> bool:
+        """Whether steps are planned ahead."""
+        return self.device != "cpu" if self.async_scheduling is None else self.async_scheduling
 
     def digest_plan(self) -> DigestPlan:
         """Which blocks of a request that begins now are verified."""

@@ -23,6 +23,7 @@ from engine.kernels.prefill_attention import (
 )
 from engine.kernels.tiles import AttentionShape
 from engine.kv_cache import KVCache
+from engine.step_inputs import on_device
 
 
 @dataclass(frozen=True)
@@ -156,10 +157,3 @@ def table_of(chunks: Sequence[SequenceChunk], num_columns: int | None = None) ->
         [chunk.block_table + [0] * (num_columns - len(chunk.block_table)) for chunk in chunks],
         dtype=torch.int32,
     )
-
-
-def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy that the host does not wait for, where there is a GPU to copy to."""
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)

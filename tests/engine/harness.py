@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from core.sampling import SamplingParams
-from engine.batch import SampledToken
+from engine.batch import SampledToken, StepResult
 from engine.engine import Engine, EngineConfig, load_engine
 from engine.sequence import Sequence
 
@@ -39,22 +39,42 @@ def make_sequence(
     return Sequence(name, 0, list(prompt), params, SCOPE)
 
 
-def run(engine: Engine, sequences: list[Sequence]) -> list[list[int]]:
+def drive(engine: Engine, *, is_async: bool = False) -> int:
+    """Computes all that there is; the number of steps that were planned ahead."""
+    scheduler, runner = engine.scheduler, engine.runner
+    num_ahead = 0
+    batch = scheduler.schedule()
+    launched = runner.launch(batch) if batch is not None else None
+    while batch is not None and launched is not None:
+        ahead = scheduler.schedule_ahead() if is_async else None
+        launched_ahead = runner.launch(ahead) if ahead is not None else None
+        num_ahead += ahead is not None
+        result = launched if isinstance(launched, StepResult) else launched.wait()
+        scheduler.postprocess(batch, result)
+        batch, launched = ahead, launched_ahead
+        if batch is None and (batch := scheduler.schedule()) is not None:
+            launched = runner.launch(batch)
+    return num_ahead
+
+
+def run(engine: Engine, sequences: list[Sequence], *, is_async: bool = False) -> list[list[int]]:
     """Output tokens of each sequence, all started together."""
     for sequence in sequences:
         engine.scheduler.add(sequence)
-    while (batch := engine.scheduler.schedule()) is not None:
-        engine.scheduler.postprocess(batch, engine.runner.execute(batch))
+    drive(engine, is_async=is_async)
     assert engine.scheduler.audit() == []
     assert all(sequence.is_finished for sequence in sequences)
     return [sequence.output_token_ids for sequence in sequences]
 
 
-def run_prompts(engine: Engine, prompts: list[list[int]], num_outputs: int = 12) -> list[list[int]]:
+def run_prompts(
+    engine: Engine, prompts: list[list[int]], num_outputs: int = 12, *, is_async: bool = False
+) -> list[list[int]]:
     """Greedy outputs of each prompt, all started together."""
     return run(
         engine,
         [make_sequence(prompt, num_outputs, str(index)) for index, prompt in enumerate(prompts)],
+        is_async=is_async,
     )
 
 
