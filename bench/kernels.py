@@ -39,6 +39,7 @@ _TYPES = {
     torch.float16: "fp16",
     torch.float32: "fp32",
     torch.float64: "fp64",
+    torch.uint8: "u8",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -147,6 +148,8 @@ class ModelShape:
     dtype: torch.dtype = torch.bfloat16
     block_size: int = 16
     window: int | None = None
+    is_fp8: bool = False
+    """The KV cache."""
 
 
 MODEL_SHAPES = (
@@ -155,6 +158,10 @@ MODEL_SHAPES = (
     ModelShape("head_dim 80", 2560, 10240, 32, 32, 80, 50304, torch.float16, block_size=32),
     ModelShape("head_dim 256", 3072, 24576, 16, 1, 256, 256000, block_size=64),
     ModelShape("8B in float32", 4096, 14336, 32, 8, 128, 128256, torch.float32),
+    ModelShape("8B, KV in fp8", 4096, 14336, 32, 8, 128, 128256, is_fp8=True),
+    ModelShape(
+        "head_dim 256, KV in fp8", 3072, 24576, 16, 1, 256, 256000, block_size=64, is_fp8=True
+    ),
 )
 
 
@@ -172,13 +179,20 @@ def _meta(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _cache_of(shape: ModelShape) -> torch.Tensor:
     sizes = (64, 4, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
-    return _meta(*sizes, dtype=shape.dtype)[:, 0]
+    return _meta(*sizes, dtype=torch.uint8 if shape.is_fp8 else shape.dtype)[:, 0]
+
+
+def _scales_of(shape: ModelShape) -> torch.Tensor | None:
+    if not shape.is_fp8:
+        return None
+    return _meta(64, 4, 2, shape.num_kv_heads, shape.block_size, dtype=torch.float32)[:, 0]
 
 
 def _decode_of(shape: ModelShape, num_splits: int) -> Callable[[], object]:
     query = _meta(8, shape.num_heads, shape.head_dim, dtype=shape.dtype)
     rows = DecodeRows(_meta(8, 64, dtype=torch.int32), _meta(8, dtype=torch.int32))
-    return lambda: decode_attention(query, _cache_of(shape), rows, shape.window, num_splits)
+    cache, scales = _cache_of(shape), _scales_of(shape)
+    return lambda: decode_attention(query, cache, rows, shape.window, num_splits, scales)
 
 
 def _prefill_of(shape: ModelShape) -> Callable[[], object]:
@@ -186,7 +200,8 @@ def _prefill_of(shape: ModelShape) -> Callable[[], object]:
     output = _meta(512, shape.num_heads * shape.head_dim, dtype=shape.dtype)
     numbers = [_meta(size, dtype=torch.int32) for size in (5, 4, 16, 16)]
     rows = PrefillRows(_meta(4, 64, dtype=torch.int32), *numbers)
-    return lambda: prefill_attention(query, _cache_of(shape), rows, shape.window, output)
+    cache, scales = _cache_of(shape), _scales_of(shape)
+    return lambda: prefill_attention(query, cache, rows, shape.window, output, scales)
 
 
 def _rows_of(shape: ModelShape) -> Callable[[], object]:
@@ -198,7 +213,7 @@ def _rows_of(shape: ModelShape) -> Callable[[], object]:
         qkv = _meta(8, num_all * shape.head_dim, dtype=shape.dtype)
         weights = _meta(shape.head_dim, dtype=shape.dtype)
         for norms in (None, HeadNorms(weights, weights, 1e-6)):
-            rotate_and_write(qkv, _cache_of(shape), rows, norms)
+            rotate_and_write(qkv, _cache_of(shape), rows, norms, _scales_of(shape))
         hidden = _meta(8, shape.hidden_size, dtype=shape.dtype)
         weight = _meta(shape.hidden_size, dtype=shape.dtype)
         rms_norm(hidden, weight, 1e-6)

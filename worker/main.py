@@ -19,7 +19,6 @@ from core.rpc import RpcServer, run_service, settle_heap, wait_for_stop_signal
 from core.settings import load_settings
 from core.tls import load_tls
 from engine.engine import Engine, load_engine
-from engine.kv_cache import LAYOUT_NAME
 from kvtransfer.base import MemoryRegion, Transport
 from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity
@@ -122,7 +121,7 @@ def _fingerprint(engine: Engine, digest: str, transport: Transport) -> types_pb2
     return types_pb2.Fingerprint(
         model=digest,
         dtype=engine.dtype,
-        layout=LAYOUT_NAME,
+        layout=engine.kv_cache.shape.layout_name,
         block_size=engine.pool.block_size,
         block_bytes=engine.kv_cache.block_bytes,
         hash_seed=HASH_SEED,

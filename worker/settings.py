@@ -59,6 +59,11 @@ class WorkerSettings(TlsSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Of weights and KV; auto takes the checkpoint's."
     )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto",
+        description="Of KV blocks: auto, that of the weights; fp8, e4m3 numbers with a scale for "
+        "each token and head, half the memory and half the bytes to hand off.",
+    )
     device: str = Field("cpu", description="cpu or cuda.")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of a step.")
     cpu_kernels: Literal["auto", "native", "torch"] = Field(
@@ -157,6 +162,7 @@ class WorkerSettings(TlsSettings):
         return EngineConfig(
             model=model_path,
             dtype=self.dtype,
+            kv_cache_dtype=self.kv_cache_dtype,
             device=self.device,
             num_threads=self.threads,
             cpu_kernels=self.cpu_kernels,
