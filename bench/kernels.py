@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 from bench.report import Reporter, argument_parser
 from engine.kernels.activation import silu_and_multiply
 from engine.kernels.decode_attention import DecodeRows, decode_attention
+from engine.kernels.digests import digest_lanes
 from engine.kernels.norms import add_rms_norm, rms_norm
 from engine.kernels.prefill_attention import PrefillRows, prefill_attention
 from engine.kernels.rotary_write import HeadNorms, RotaryRows, rotate_and_write
@@ -219,6 +220,8 @@ def _rows_of(shape: ModelShape) -> Callable[[], object]:
         rms_norm(hidden, weight, 1e-6)
         add_rms_norm(hidden, hidden, weight, 1e-6)
         silu_and_multiply(_meta(8, 2 * shape.intermediate_size, dtype=shape.dtype))
+        words = _meta(64, dtype=torch.int64)
+        digest_lanes(words, words, words, 1 << 16)
         sample_rows(_meta(8, shape.vocab_size, dtype=shape.dtype), _sampling_rows())
 
     return run

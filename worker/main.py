@@ -20,7 +20,7 @@ from core.settings import load_settings
 from core.tls import load_tls
 from engine.engine import Engine, load_engine
 from kvtransfer.base import MemoryRegion, Transport
-from kvtransfer.digests import BlockDigests
+from kvtransfer.digests import BlockDigests, Ranges
 from kvtransfer.peers import Identity
 from kvtransfer.routes import ucx_log
 from kvtransfer.select import make_transport
@@ -58,7 +58,8 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory) -> None
         fingerprint = _fingerprint(engine, digest, transport)
         identity = Identity(settings.worker_id, epoch, fingerprint)
         await transport.start()
-        parts = Parts(engine, device, transport, BlockDigests(region), identity, tls, ucx)
+        digests = BlockDigests(region, _device_ranges(engine))
+        parts = Parts(engine, device, transport, digests, identity, tls, ucx)
         server = RpcServer(settings.host, settings.port, tls)
         host = WorkerHost(settings, parts, server.set_serving)
         host.install(make_service(host), server.grpc_server)
@@ -127,6 +128,15 @@ def _fingerprint(engine: Engine, digest: str, transport: Transport) -> types_pb2
         hash_seed=HASH_SEED,
         kv_transport=transport.name,
     )
+
+
+def _device_ranges(engine: Engine) -> Ranges | None:
+    """How a GPU computes digests; None on a CPU."""
+    if not engine.kv_cache.data.is_cuda:
+        return None
+    from worker.device_digests import DeviceDigests  # Needs Triton, which a CPU does not.
+
+    return DeviceDigests(engine.kv_cache.data)
 
 
 def _memory_region(settings: WorkerSettings, engine: Engine) -> MemoryRegion:

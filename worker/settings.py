@@ -48,8 +48,8 @@ class WorkerSettings(TlsSettings):
     )
     kv_verify: Literal["always", "sampled", "off"] | None = Field(
         None,
-        description="Compare digests of transferred blocks: all, some or none of them; "
-        "default: always, and off for GPU memory, which has no digests yet.",
+        description="Compare digests of transferred blocks: all of them, one in eight, or none; "
+        "default: always, and sampled on a GPU.",
     )
     kv_overlap: bool = Field(
         True, description="Hand finished layers of a long chunk off while the rest is computed."
@@ -189,7 +189,7 @@ class WorkerSettings(TlsSettings):
 
     def digest_plan(self) -> DigestPlan:
         """Which blocks of a request that begins now are verified."""
-        verify = self.kv_verify or ("always" if self.device == "cpu" else "off")
+        verify = self.kv_verify or ("always" if self.device == "cpu" else "sampled")
         if verify == "off":
             return DigestPlan()
         if verify == "always":
