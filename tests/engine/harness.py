@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 import transformers
 
+from bench.drive import drive
 from core.sampling import SamplingParams
-from engine.batch import SampledToken, StepResult
+from engine.batch import SampledToken
 from engine.engine import Engine, EngineConfig, load_engine
 from engine.sequence import Sequence
 
@@ -37,24 +38,6 @@ def make_sequence(
 ) -> Sequence:
     params = SamplingParams(max_tokens=num_outputs, **sampling)  # type: ignore[arg-type]
     return Sequence(name, 0, list(prompt), params, SCOPE)
-
-
-def drive(engine: Engine, *, is_async: bool = False) -> int:
-    """Computes all that there is; the number of steps that were planned ahead."""
-    scheduler, runner = engine.scheduler, engine.runner
-    num_ahead = 0
-    batch = scheduler.schedule()
-    launched = runner.launch(batch) if batch is not None else None
-    while batch is not None and launched is not None:
-        ahead = scheduler.schedule_ahead() if is_async else None
-        launched_ahead = runner.launch(ahead) if ahead is not None else None
-        num_ahead += ahead is not None
-        result = launched if isinstance(launched, StepResult) else launched.wait()
-        scheduler.postprocess(batch, result)
-        batch, launched = ahead, launched_ahead
-        if batch is None and (batch := scheduler.schedule()) is not None:
-            launched = runner.launch(batch)
-    return num_ahead
 
 
 def run(engine: Engine, sequences: list[Sequence], *, is_async: bool = False) -> list[list[int]]:
