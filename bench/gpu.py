@@ -40,6 +40,7 @@ def main() -> int:
         return 2
     began = time.monotonic()
     gpu_checks.check_kernels(reporter, device, args.dry_run)
+    gpu_checks.check_digests(reporter, device)
     with tempfile.TemporaryDirectory() as folder:
         gpu_checks.check_tokens(reporter, Path(folder), device, args.dry_run)
     plan = gpu_speed.DRY if args.dry_run else gpu_speed.FULL

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from bench.drive import drive
 from bench.gpu_model import RunAgain
 from bench.kernel_cases import AttentionCase, attention_sweep
 from bench.kernel_row_cases import RotaryCase, RowCase, SamplingCase
@@ -20,6 +21,7 @@ from engine.attention.triton import TritonAttention, TritonSettings
 from engine.engine import Engine, EngineConfig, load_engine
 from engine.gpu_runner import make_gpu_runner
 from engine.graphs import GraphMode, GraphOptions
+from engine.kernels.digests import digest_ranges
 from engine.quantization.weight import Code
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
@@ -37,6 +39,8 @@ SMALL: dict[str, Any] = {
     "head_dim": 32,
     "max_position_embeddings": 512,
 }
+DIGESTS = (0x666A945ACC1751AF, 0x8BBFE1F1E17B01A0, 0x9F171B14201EB17D)
+"""XXH3-64 of 20,000 bytes from words 0, 100 and 1,100 on of the numbers 0, 1, 2 and so on."""
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -74,6 +78,13 @@ def check_kernels(reporter: Reporter, device: torch.device, is_dry: bool) -> Non
     reporter.check("draws other than the sampler's", num_other, "draws", "<= 1")
 
 
+def check_digests(reporter: Reporter, device: torch.device) -> None:
+    """Against what the xxhash library gives, which need not be there."""
+    found = digest_ranges(torch.arange(4096, device=device), [0, 100, 1100], 20_000)
+    num_wrong = sum(a != b for a, b in zip(found, DIGESTS, strict=True))
+    reporter.check("digests other than a host's", num_wrong, "digests", "== 0")
+
+
 def _cases(is_dry: bool) -> Iterator[AttentionCase | RotaryCase | RowCase | QuantizedCase]:
     """Of the attention's sweep every shape once in bfloat16, some in the other dtypes."""
     if is_dry:
@@ -86,7 +97,11 @@ def _cases(is_dry: bool) -> Iterator[AttentionCase | RotaryCase | RowCase | Quan
     yield from attention_sweep((torch.bfloat16,))[::2]
     yield from attention_sweep((torch.float16, torch.float32))[3::14]
     long = ((8191, 1), (4000, 1), (-1, 1), (1024, 512))
-    yield AttentionCase(long, 32, 8, 128, dtype=torch.bfloat16, num_processors=132)
+    for is_fp8 in (False, True):
+        yield AttentionCase(
+            long, 32, 8, 128, dtype=torch.bfloat16, num_processors=132, is_fp8=is_fp8
+        )
+    yield AttentionCase(long, 8, 1, 256, 64, 500, torch.float16, 132, is_fp8=True)
     for dtype in (torch.float32, *HALVES):
         for has_norms in (False, True):
             yield RotaryCase(32, 8, 128, has_norms=has_norms, dtype=dtype)
@@ -106,17 +121,21 @@ def check_tokens(reporter: Reporter, folder: Path, device: torch.device, is_dry:
         engine = _engine(folder, device.type, GraphMode.NONE if is_dry else mode)
         if is_dry:
             object.__setattr__(engine, "runner", _dry_runner(engine, mode))
-        tokens = _tokens(engine, lengths, num_outputs)
-        num_equal = sum(a == b for a, b in zip(tokens, expected, strict=True))
-        reporter.row(
-            part="tokens",
-            mode=mode.value,
-            prompts=len(lengths),
-            equal=num_equal,
-            seconds=time.monotonic() - began,
-        )
-        share = num_equal / len(lengths)
-        reporter.check(f"prompts with the CPU's tokens, {mode.value}", share, "share", "== 1")
+        # In the interpreter a step takes seconds.
+        modes_ahead = (GraphMode.FULL_DECODE_ONLY,) if is_dry else tuple(GraphMode)
+        for is_async in (False, True) if mode in modes_ahead else (False,):
+            tokens = _tokens(engine, lengths, num_outputs, is_async)
+            num_equal = sum(a == b for a, b in zip(tokens, expected, strict=True))
+            name = f"{mode.value}, steps ahead" if is_async else mode.value
+            reporter.row(
+                part="tokens",
+                mode=name,
+                prompts=len(lengths),
+                equal=num_equal,
+                seconds=time.monotonic() - began,
+            )
+            share = num_equal / len(lengths)
+            reporter.check(f"prompts with the CPU's tokens, {name}", share, "share", "== 1")
 
 
 def _engine(folder: Path, device: str, mode: GraphMode) -> Engine:
@@ -142,7 +161,9 @@ def _dry_runner(engine: Engine, mode: GraphMode) -> ModelRunner:
     return make_gpu_runner(model, options, 8, RunAgain(), lambda _: None)
 
 
-def _tokens(engine: Engine, lengths: tuple[int, ...], num_outputs: int) -> list[list[int]]:
+def _tokens(
+    engine: Engine, lengths: tuple[int, ...], num_outputs: int, is_async: bool = False
+) -> list[list[int]]:
     sequences = []
     for number, length in enumerate(lengths):
         generator = torch.Generator().manual_seed(number)
@@ -150,6 +171,5 @@ def _tokens(engine: Engine, lengths: tuple[int, ...], num_outputs: int) -> list[
         params = SamplingParams(max_tokens=num_outputs)
         sequences.append(Sequence(str(number), 1, prompt, params, bytes(16)))
         engine.scheduler.add(sequences[-1])
-    while (batch := engine.scheduler.schedule()) is not None:
-        engine.scheduler.postprocess(batch, engine.runner.execute(batch))
+    drive(engine, is_async=is_async)
     return [sequence.output_token_ids for sequence in sequences]

@@ -139,7 +139,7 @@ def decode_step(num_rows: int, context: int) -> StepBatch:
     tables = [list(range(row * per_row, (row + 1) * per_row)) for row in range(num_rows)]
     return StepBatch(
         tuple(
-            ScheduledSequence(_sequence(row, context, table), context - 1, 1, samples=True)
+            ScheduledSequence.of(_sequence(row, context, table), context - 1, 1)
             for row, table in enumerate(tables)
         )
     )
@@ -148,7 +148,7 @@ def decode_step(num_rows: int, context: int) -> StepBatch:
 def prefill_step(num_tokens: int) -> StepBatch:
     """One whole prompt."""
     sequence = _sequence(0, num_tokens, list(range(-(-num_tokens // BLOCK_SIZE))))
-    return StepBatch((ScheduledSequence(sequence, 0, num_tokens, samples=True),))
+    return StepBatch((ScheduledSequence.of(sequence, 0, num_tokens),))
 
 
 def _sequence(row: int, num_tokens: int, block_table: list[int]) -> Sequence:

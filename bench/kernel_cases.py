@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine.attention import ReferenceAttention, SequenceChunk
 from engine.attention.triton import TritonAttention, TritonSettings
+from engine.fp8 import dequantize, quantize
 from engine.kv_cache import BlockShape, KVCache
 
 FACTOR = 2.0
@@ -57,6 +58,8 @@ class AttentionCase:
     dtype: torch.dtype = torch.float32
     num_processors: int = 1
     """Decides into how many parts the keys of a decoding row are split."""
+    is_fp8: bool = False
+    """Whether the cache holds e4m3 numbers; the references read what these stand for."""
 
     def run(self, device: torch.device) -> Errors:
         """Second layer of two; blocks that belong to nobody are full of NaN."""
@@ -67,12 +70,21 @@ class AttentionCase:
         query = random(1, num_tokens, self.num_heads, self.head_dim).to(self.dtype)
         kv = random(2, num_tokens, 2, self.num_kv_heads, self.head_dim).to(self.dtype)
         slots = slots_of(chunks, self.block_size)
-        eager = self._reference(cache, chunks, slots, query, kv)
+        on_device = KVCache(replace(cache.shape, is_fp8=self.is_fp8), cache.num_blocks, device)
+        references = [kv, kv.double()]
         double = KVCache(self._shape(torch.float64), cache.num_blocks, cache.data.device)
-        double.data.copy_(cache.data)
-        exact = self._reference(double, chunks, slots, query.double(), kv.double())
-        on_device = KVCache(self._shape(self.dtype), cache.num_blocks, device)
-        on_device.data.copy_(cache.data)
+        if self.is_fp8:
+            bits, scales = quantize(cache.data[:, 1])
+            on_device.layer(1).copy_(bits)
+            on_device.scales(1).copy_(scales)
+            for each in (cache, double):
+                each.data[:, 1] = dequantize(bits, scales, each.shape.dtype)
+            references = [dequantize(*quantize(kv), each.dtype) for each in references]
+        else:
+            on_device.data.copy_(cache.data)
+            double.data.copy_(cache.data)
+        eager = self._reference(cache, chunks, slots, query, references[0])
+        exact = self._reference(double, chunks, slots, query.double(), references[1])
         settings = TritonSettings(self.num_heads, self.num_processors)
         step = TritonAttention(on_device, settings).prepare(chunks, slots)
         output = step.attend(1, query.to(device), kv.to(device), self.window)

@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 from bench.report import Reporter, argument_parser
 from engine.kernels.activation import silu_and_multiply
 from engine.kernels.decode_attention import DecodeRows, decode_attention
+from engine.kernels.digests import digest_lanes
 from engine.kernels.norms import add_rms_norm, rms_norm
 from engine.kernels.prefill_attention import PrefillRows, prefill_attention
 from engine.kernels.quantized_matmul import quantized_matmul
@@ -157,6 +158,8 @@ class ModelShape:
     dtype: torch.dtype = torch.bfloat16
     block_size: int = 16
     window: int | None = None
+    is_fp8: bool = False
+    """The KV cache."""
 
 
 MODEL_SHAPES = (
@@ -165,6 +168,10 @@ MODEL_SHAPES = (
     ModelShape("head_dim 80", 2560, 10240, 32, 32, 80, 50304, torch.float16, block_size=32),
     ModelShape("head_dim 256", 3072, 24576, 16, 1, 256, 256000, block_size=64),
     ModelShape("8B in float32", 4096, 14336, 32, 8, 128, 128256, torch.float32),
+    ModelShape("8B, KV in fp8", 4096, 14336, 32, 8, 128, 128256, is_fp8=True),
+    ModelShape(
+        "head_dim 256, KV in fp8", 3072, 24576, 16, 1, 256, 256000, block_size=64, is_fp8=True
+    ),
 )
 
 
@@ -186,13 +193,20 @@ def _meta(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _cache_of(shape: ModelShape) -> torch.Tensor:
     sizes = (64, 4, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
-    return _meta(*sizes, dtype=shape.dtype)[:, 0]
+    return _meta(*sizes, dtype=torch.uint8 if shape.is_fp8 else shape.dtype)[:, 0]
+
+
+def _scales_of(shape: ModelShape) -> torch.Tensor | None:
+    if not shape.is_fp8:
+        return None
+    return _meta(64, 4, 2, shape.num_kv_heads, shape.block_size, dtype=torch.float32)[:, 0]
 
 
 def _decode_of(shape: ModelShape, num_splits: int) -> Callable[[], object]:
     query = _meta(8, shape.num_heads, shape.head_dim, dtype=shape.dtype)
     rows = DecodeRows(_meta(8, 64, dtype=torch.int32), _meta(8, dtype=torch.int32))
-    return lambda: decode_attention(query, _cache_of(shape), rows, shape.window, num_splits)
+    cache, scales = _cache_of(shape), _scales_of(shape)
+    return lambda: decode_attention(query, cache, rows, shape.window, num_splits, scales)
 
 
 def _prefill_of(shape: ModelShape) -> Callable[[], object]:
@@ -200,7 +214,8 @@ def _prefill_of(shape: ModelShape) -> Callable[[], object]:
     output = _meta(512, shape.num_heads * shape.head_dim, dtype=shape.dtype)
     numbers = [_meta(size, dtype=torch.int32) for size in (5, 4, 16, 16)]
     rows = PrefillRows(_meta(4, 64, dtype=torch.int32), *numbers)
-    return lambda: prefill_attention(query, _cache_of(shape), rows, shape.window, output)
+    cache, scales = _cache_of(shape), _scales_of(shape)
+    return lambda: prefill_attention(query, cache, rows, shape.window, output, scales)
 
 
 def _rows_of(shape: ModelShape) -> Callable[[], object]:
@@ -212,12 +227,14 @@ def _rows_of(shape: ModelShape) -> Callable[[], object]:
         qkv = _meta(8, num_all * shape.head_dim, dtype=shape.dtype)
         weights = _meta(shape.head_dim, dtype=shape.dtype)
         for norms in (None, HeadNorms(weights, weights, 1e-6)):
-            rotate_and_write(qkv, _cache_of(shape), rows, norms)
+            rotate_and_write(qkv, _cache_of(shape), rows, norms, _scales_of(shape))
         hidden = _meta(8, shape.hidden_size, dtype=shape.dtype)
         weight = _meta(shape.hidden_size, dtype=shape.dtype)
         rms_norm(hidden, weight, 1e-6)
         add_rms_norm(hidden, hidden, weight, 1e-6)
         silu_and_multiply(_meta(8, 2 * shape.intermediate_size, dtype=shape.dtype))
+        words = _meta(64, dtype=torch.int64)
+        digest_lanes(words, words, words, 1 << 16)
         sample_rows(_meta(8, shape.vocab_size, dtype=shape.dtype), _sampling_rows())
 
     return run

@@ -45,21 +45,14 @@ class LocalMeter:
 
     def __init__(self) -> None:
         self._meter = ComputeMeter()
-        self._began_at = 0.0
-        self._num_tokens = 0
 
     @property
     def s_per_token(self) -> float:
         """0 before any prompt was computed."""
         return self._meter.s_per_token
 
-    def begin(self, batch: StepBatch, now: float) -> None:
-        """A step begins."""
-        self._began_at = now
-        self._num_tokens = sum(item.num_tokens for item in batch.sequences if item.num_tokens > 1)
-
-    def end(self, now: float) -> None:
-        """It is done."""
-        if self._num_tokens:
-            self._meter.observe(self._num_tokens, now - self._began_at)
-            self._num_tokens = 0
+    def observe(self, batch: StepBatch, elapsed_s: float) -> None:
+        """One step is done."""
+        num_tokens = sum(item.num_tokens for item in batch.sequences if item.num_tokens > 1)
+        if num_tokens:
+            self._meter.observe(num_tokens, elapsed_s)

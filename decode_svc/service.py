@@ -193,7 +193,6 @@ class DecodeService(RoleService):
 
     def on_scheduled(self, batch: StepBatch) -> frozenset[int]:
         """Blocks belong to their sequences already."""
-        self._local_meter.begin(batch, self._host.clock())
         return frozenset()
 
     def on_layers(self, batch: StepBatch, num_layers: int) -> None:
@@ -207,9 +206,9 @@ class DecodeService(RoleService):
                 request.span.event("preempted", {"baton.choice": sequence.choice})
                 self._choices.give_back(request, sequence)
 
-    def on_updates(self, updates: list[SequenceUpdate]) -> None:
+    def on_updates(self, updates: list[SequenceUpdate], batch: StepBatch, elapsed_s: float) -> None:
         """Sends every new token; all of a step travel in one message per router."""
-        self._local_meter.end(self._host.clock())
+        self._local_meter.observe(batch, elapsed_s)
         # Plain tokens come first, since nothing else may wait when they are packed together.
         for update in sorted(updates, key=_is_last):
             request = self._requests.get(update.sequence.request_key)

@@ -1,12 +1,16 @@
 """What passes between the scheduler (bookkeeping) and the runner (device): one step.
 
 schedule() -> StepBatch -> ModelRunner.execute() -> StepResult -> postprocess()
+
+The next step may be planned and handed over before this one's result is there. So a step says all
+that the runner has to know: what of a sequence changes meanwhile is not read from the sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from engine.graphs import GraphKey
 from engine.sequence import FinishReason, Sequence
@@ -14,16 +18,38 @@ from engine.sequence import FinishReason, Sequence
 
 @dataclass(frozen=True)
 class ScheduledSequence:
-    """Computes tokens [start, start + num_tokens) of `sequence` in this step.
-
-    `samples` is true when the last of them is the sequence's newest token, so that the step
-    yields a next one; a chunk that ends inside the prompt yields none.
-    """
+    """Computes tokens [start, start + num_tokens) of `sequence` in this step."""
 
     sequence: Sequence
     start: int
     num_tokens: int
     samples: bool
+    """Whether the last of them is the sequence's newest token, so that the step yields a next
+    one; a chunk that ends inside the prompt yields none."""
+    awaits_token: bool
+    """Whether the only token is the one that the step before this yields: the runner has it."""
+    block_table: list[int]
+    """The sequence's own list, which may grow meanwhile, and nothing else."""
+    copy_source: int | None
+    """See `Sequence.copy_source`; None where a step before this makes the copy."""
+
+    @classmethod
+    def of(cls, sequence: Sequence, start: int, num_tokens: int) -> ScheduledSequence:
+        """By the sequence's state when the step is planned."""
+        return cls(
+            sequence,
+            start,
+            num_tokens,
+            samples=start + num_tokens >= sequence.num_tokens,
+            awaits_token=start == sequence.num_tokens,
+            block_table=sequence.block_table,
+            copy_source=None if sequence.is_in_flight else sequence.copy_source,
+        )
+
+    @property
+    def output_index(self) -> int:
+        """Absolute index of the output that follows these tokens."""
+        return self.start + self.num_tokens - len(self.sequence.prompt_token_ids)
 
 
 @dataclass(frozen=True)
@@ -73,7 +99,18 @@ class StepResult:
 def broken_sequences(batch: StepBatch, result: StepResult) -> list[Sequence]:
     """Those that should have got a token and have none, since their logits are not finite."""
     pairs = zip(batch.sequences, result.tokens, strict=True)
-    return [item.sequence for item, token in pairs if item.samples and token is None]
+    return [
+        item.sequence
+        for item, token in pairs
+        if item.samples and token is None and not item.sequence.is_finished
+    ]
+
+
+class PendingResult(Protocol):
+    """The result of a step that a device has still to finish."""
+
+    def wait(self) -> StepResult:
+        """Blocks until it is there; called once, on any thread."""
 
 
 @dataclass(frozen=True)

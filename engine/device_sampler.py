@@ -6,9 +6,9 @@ from collections.abc import Sequence as Rows
 
 import torch
 
+from engine.batch import ScheduledSequence
 from engine.kernels.sampling import SamplingRows, sample_rows
 from engine.sampler import uniform
-from engine.sequence import Sequence
 from engine.step_inputs import PersistentTensor
 
 
@@ -22,20 +22,20 @@ class DeviceSampler:
         self._min_p = PersistentTensor((max_rows,), torch.float32, device)
         self._number = PersistentTensor((max_rows,), torch.float64, device)
 
-    def serves(self, sequence: Sequence) -> bool:
+    def serves(self, item: ScheduledSequence) -> bool:
         """Whether logits, temperature, top_k, top_p, min_p and the seed alone decide the token."""
-        params = sequence.sampling
+        params = item.sequence.sampling
         return not (
             params.logit_bias
             or params.has_penalties
             or params.logprobs is not None
-            or len(sequence.output_token_ids) < params.min_tokens
+            or item.output_index < params.min_tokens
         )
 
-    def write(self, sequences: Rows[Sequence], size: int) -> None:
+    def write(self, items: Rows[ScheduledSequence], size: int) -> None:
         """Sets the parameters of the first `size` rows; rows that pad are greedy."""
-        params = [sequence.sampling for sequence in sequences]
-        numbers = [uniform(each.sampling.seed, len(each.output_token_ids)) for each in sequences]
+        params = [item.sequence.sampling for item in items]
+        numbers = [uniform(item.sequence.sampling.seed, item.output_index) for item in items]
         self._temperature.write([each.temperature for each in params], size, 0.0)
         self._top_k.write([each.top_k for each in params], size, 0)
         self._top_p.write([each.top_p for each in params], size, 1.0)

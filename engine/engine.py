@@ -50,6 +50,8 @@ class EngineConfig:
     """"float32", "bfloat16", "float16", or "auto": as the folder declares, else float32."""
     quantization: str = "none"
     """"int8" or "fp8": the layers' matrices are kept so; "none": as the folder has them."""
+    kv_cache_dtype: str = "auto"
+    """"auto": that of the weights, or "fp8"."""
     device: str = "cpu"
     """"cpu" or "cuda"."""
     block_size: int = 16
@@ -214,12 +216,17 @@ def _cpu_runner(
 def _block_shape(config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype) -> BlockShape:
     if config.block_size < 1:
         raise StartupError(f"block_size must be at least 1, is {config.block_size}")
+    if config.kv_cache_dtype not in ("auto", "fp8"):
+        raise StartupError(
+            f"kv_cache_dtype {config.kv_cache_dtype} is not supported; supported: auto, fp8"
+        )
     return BlockShape(
         num_layers=model_config.num_layers,
         num_kv_heads=model_config.num_kv_heads,
         block_size=config.block_size,
         head_dim=model_config.head_dim,
         dtype=dtype,
+        is_fp8=config.kv_cache_dtype == "fp8",
     )
 
 

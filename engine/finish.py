@@ -16,6 +16,12 @@ def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None
     return finish_reason_at(outputs[-1], len(outputs), num_left, sequence.sampling)
 
 
+def ends_with_next(sequence: Sequence, max_model_len: int) -> bool:
+    """Whether the next output is the last, whatever it is."""
+    num_outputs = len(sequence.output_token_ids) + 1
+    return num_outputs >= sequence.sampling.max_tokens or sequence.num_tokens + 1 >= max_model_len
+
+
 def finish_reason_at(
     token_id: int, num_outputs: int, num_left: int, sampling: SamplingParams
 ) -> FinishReason | None:

@@ -3,10 +3,14 @@
 A block holds `block_size` tokens of every layer, KV heads before tokens:
 `[num_layers, 2, num_kv_heads, block_size, head_dim]`. So a block is one range of bytes to
 move, and one (layer, key or value, head) of it is one contiguous row to gather.
+
+In fp8 (`engine.fp8`) each layer has a tail of float32 scales, `[2, num_kv_heads, block_size]`. They
+lie with their layer and not at the block's end, so that a group of layers stays one range to move.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +19,7 @@ from pathlib import Path
 import torch
 
 from core.errors import StartupError
+from engine.fp8 import SCALE_BYTES
 from engine.memory import untouched_zeros
 
 LAYOUT_NAME = "LKHTD1"
@@ -33,11 +38,25 @@ class BlockShape:
     block_size: int
     head_dim: int
     dtype: torch.dtype
+    """Of the keys and values that attention computes with."""
+    is_fp8: bool = False
+    """Whether they are kept as e4m3 numbers with scales."""
 
     @property
     def num_bytes(self) -> int:
-        rows = self.num_layers * 2 * self.num_kv_heads
-        return rows * self.block_size * self.head_dim * self.dtype.itemsize
+        return self.num_layers * self.layer_bytes
+
+    @property
+    def layer_bytes(self) -> int:
+        row_bytes = self.head_dim * self.dtype.itemsize
+        if self.is_fp8:
+            row_bytes = self.head_dim + SCALE_BYTES
+        return 2 * self.num_kv_heads * self.block_size * row_bytes
+
+    @property
+    def layout_name(self) -> str:
+        """What two pods must agree on beside the sizes."""
+        return f"{LAYOUT_NAME}-e4m3" if self.is_fp8 else LAYOUT_NAME
 
 
 class KVCache:
@@ -46,18 +65,20 @@ class KVCache:
     def __init__(self, shape: BlockShape, num_blocks: int, device: torch.device) -> None:
         self.shape = shape
         self.num_blocks = num_blocks
-        dimensions = (
-            num_blocks,
-            shape.num_layers,
-            2,
-            shape.num_kv_heads,
-            shape.block_size,
-            shape.head_dim,
-        )
+        dimensions: tuple[int, ...] = (num_blocks, shape.num_layers, *self._row_dimensions)
+        dtype = shape.dtype
+        if shape.is_fp8:
+            dimensions = (num_blocks, shape.num_layers, shape.layer_bytes)
+            dtype = torch.uint8
         if device.type == "cpu":
-            self.data = untouched_zeros(self.num_bytes, shape.dtype).view(dimensions)
+            self.data = untouched_zeros(self.num_bytes, dtype).view(dimensions)
         else:
-            self.data = torch.zeros(dimensions, dtype=shape.dtype, device=device)
+            self.data = torch.zeros(dimensions, dtype=dtype, device=device)
+
+    @property
+    def _row_dimensions(self) -> tuple[int, int, int, int]:
+        shape = self.shape
+        return (2, shape.num_kv_heads, shape.block_size, shape.head_dim)
 
     @property
     def block_bytes(self) -> int:
@@ -72,8 +93,19 @@ class KVCache:
         return self.data.data_ptr()
 
     def layer(self, index: int) -> torch.Tensor:
-        """View [num_blocks, 2, num_kv_heads, block_size, head_dim], strided by blocks."""
-        return self.data[:, index]
+        """View [num_blocks, 2, num_kv_heads, block_size, head_dim], strided by blocks.
+
+        In fp8 the numbers' bits, uint8.
+        """
+        if not self.shape.is_fp8:
+            return self.data[:, index]
+        bits = self.data[:, index, : math.prod(self._row_dimensions)]
+        return bits.view(self.num_blocks, *self._row_dimensions)
+
+    def scales(self, index: int) -> torch.Tensor:
+        """In fp8: view [num_blocks, 2, num_kv_heads, block_size] float32, strided by blocks."""
+        tail = self.data[:, index, math.prod(self._row_dimensions) :]
+        return tail.view(torch.float32).view(self.num_blocks, *self._row_dimensions[:3])
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks: (source, destination), all sources before any destination."""

@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 
 from engine.attention import AttentionBackend, StepAttention
+from engine.batch import ScheduledSequence
 from engine.decoder import Decoder, LayerHook
 from engine.graphs import GraphKey
-from engine.sequence import Sequence
 from engine.step_inputs import StepInputs, TokenBuffers
 
 
@@ -39,10 +39,10 @@ class GraphSteps(Protocol):
         self,
         key: GraphKey,
         inputs: StepInputs,
-        sequences: Rows[Sequence],
+        items: Rows[ScheduledSequence],
         after_layer: LayerHook | None,
     ) -> StepOutput:
-        """One forward pass. `sequences` are those of the inputs' chunks."""
+        """One forward pass. `items` are those of the inputs' chunks."""
 
 
 class PaddedSteps:
@@ -57,7 +57,7 @@ class PaddedSteps:
         self,
         key: GraphKey,
         inputs: StepInputs,
-        sequences: Rows[Sequence],
+        items: Rows[ScheduledSequence],
         after_layer: LayerHook | None,
     ) -> StepOutput:
         """See GraphSteps."""

@@ -8,8 +8,8 @@ from engine.sequence import Sequence
 
 
 def num_remaining(sequence: Sequence) -> int:
-    """Known tokens that are not computed yet."""
-    return sequence.num_tokens - sequence.num_computed_tokens
+    """Known tokens that no step has computed or will; 0 where one is to yield the next token."""
+    return sequence.num_tokens - sequence.num_scheduled_tokens
 
 
 class PrefillPlan:
@@ -74,7 +74,6 @@ class PrefillPlan:
     def _give(self, sequence: Sequence, num_tokens: int) -> None:
         if num_tokens == 0:
             return
-        start = sequence.num_computed_tokens
-        samples = start + num_tokens == sequence.num_tokens
-        self._chunks.append(ScheduledSequence(sequence, start, num_tokens, samples))
+        start = sequence.num_scheduled_tokens
+        self._chunks.append(ScheduledSequence.of(sequence, start, num_tokens))
         self._num_left -= num_tokens

@@ -1,40 +1,25 @@
 """Runs one step on the device: from a StepBatch to sampled tokens.
 
-Owns no bookkeeping: what to compute and where it goes comes with the batch. Runs on the
-device thread, one step at a time.
+Owns no bookkeeping: what to compute and where it goes comes with the batch, but for tokens that
+the step before has just yielded. Runs on the device thread, one step at a time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
 
 import torch
 
 from engine.attention import AttentionBackend
-from engine.batch import Logprobs, SampledToken, ScheduledSequence, StepBatch, StepResult
+from engine.batch import PendingResult, ScheduledSequence, StepBatch, StepResult
 from engine.decoder import Decoder, LayerHook
 from engine.graphs import GraphDispatcher
 from engine.kv_cache import KVCache
+from engine.last_tokens import LastTokens
 from engine.padded_steps import GraphSteps, StepOutput
-from engine.prompt_logprobs import prompt_logprobs
-from engine.sampler import sample, sample_siblings
-from engine.sequence import Sequence
-from engine.step_inputs import StepInputs
-
-
-class RowSampler(Protocol):
-    """Sampling on the device (engine.device_sampler), which a CPU has no use for."""
-
-    def serves(self, sequence: Sequence) -> bool:
-        """Whether it can choose the sequence's next token."""
-
-    def write(self, sequences: list[Sequence], size: int) -> None:
-        """Sets the parameters of the first `size` rows."""
-
-    def sample(self, logits: torch.Tensor) -> torch.Tensor:
-        """Token ids by the parameters last written; negative where there is none."""
+from engine.step_inputs import StepInputs, on_device
+from engine.step_results import Pass, PendingTokens, RowSampler, StepResults
 
 
 @dataclass(frozen=True)
@@ -64,8 +49,9 @@ class ModelRunner:
         self._cache = cache
         self._attention = attention
         self._graphs = graphs
-        self._sampler = sampler
+        self._results = StepResults(decoder, sampler)
         self._block_size = cache.shape.block_size
+        self._last = LastTokens(decoder.device)
 
     @torch.inference_mode()
     def execute(self, batch: StepBatch, after_layer: LayerHook | None = None) -> StepResult:
@@ -75,6 +61,28 @@ class ModelRunner:
         thread each time one more layer's KV is complete in memory.
         A sequence whose logits are not finite gets no token.
         """
+        done = self._compute(batch, after_layer)
+        result = self._results.complete(done)
+        self._last.keep_result(batch.sequences, result)
+        self._wait_for_device()
+        return result
+
+    @torch.inference_mode()
+    def launch(
+        self, batch: StepBatch, after_layer: LayerHook | None = None
+    ) -> StepResult | PendingResult:
+        """The same, but where a device chooses all tokens it does not wait for them.
+
+        The next step may be launched before the result is fetched, and no step more.
+        """
+        if not self._results.may_be_late(batch):
+            return self.execute(batch, after_layer)
+        done = self._compute(batch, after_layer)
+        token_ids = self._results.late(done)
+        self._last.keep(done.sampling, token_ids)
+        return PendingTokens(done, token_ids)
+
+    def _compute(self, batch: StepBatch, after_layer: LayerHook | None) -> Pass:
         # Single tokens first: they are attended together.
         order = sorted(
             range(len(batch.sequences)), key=lambda index: batch.sequences[index].num_tokens > 1
@@ -85,90 +93,25 @@ class ModelRunner:
             self._cache.zero_blocks([block for item in items for block in self._begun_blocks(item)])
         output = self._forward(items, after_layer)
         ends = accumulate(item.num_tokens for item in items)
-        result = self._results(batch, output, dict(zip(order, ends, strict=True)))
-        self._wait_for_device()
-        return result
-
-    def _results(self, batch: StepBatch, output: StepOutput, ends: dict[int, int]) -> StepResult:
-        """What follows from a pass in which the i-th sequence's rows end at `ends[i]`."""
-        hidden = output.hidden
-        prompts = {
-            index: self._prompt_logprobs(item, hidden[ends[index] - item.num_tokens : ends[index]])
-            for index, item in enumerate(batch.sequences)
-            if item.sequence.num_prompt_logprobs is not None
-        }
-        tokens: list[SampledToken | None] = [None] * len(batch.sequences)
-        siblings: dict[int, tuple[SampledToken, ...]] = {}
-        sampling = [index for index, item in enumerate(batch.sequences) if item.samples]
-        if sampling:
-            sequences = [batch.sequences[index].sequence for index in sampling]
-            logits, sampled = self._sample(
-                output, [ends[index] - 1 for index in sampling], sequences
-            )
-            for row, index in enumerate(sampling):
-                token, sequence = sampled[row], sequences[row]
-                tokens[index] = token
-                if token is not None and sequence.sibling_seeds and not sequence.output_token_ids:
-                    siblings[index] = sample_siblings(logits[row], sequence)
-        return StepResult(tuple(tokens), siblings, prompts, output.graph)
-
-    def _sample(
-        self, output: StepOutput, rows: list[int], sequences: list[Sequence]
-    ) -> tuple[torch.Tensor, list[SampledToken | None]]:
-        """Logits and tokens of some rows of a pass, one for each sequence."""
-        logits = output.logits
-        if logits is None:
-            logits = self.decoder.logits(output.hidden[rows])
-        elif rows != list(range(len(logits))):
-            logits = logits[rows]
-        if self._sampler is None:
-            return logits, sample(logits, sequences, self.decoder.largest)
-        on_device = self._sampled_on_device(output, rows, logits, sequences)
-        others = [row for row, token in enumerate(on_device) if token is None]
-        if others:
-            chosen = sample(logits[others], [sequences[row] for row in others])
-            for row, token in zip(others, chosen, strict=True):
-                on_device[row] = token
-        return logits, on_device
-
-    def _sampled_on_device(
-        self,
-        output: StepOutput,
-        rows: list[int],
-        logits: torch.Tensor,
-        sequences: list[Sequence],
-    ) -> list[SampledToken | None]:
-        """None where the host has to choose, or find that there is nothing to choose."""
-        assert self._sampler is not None
-        is_served = [self._sampler.serves(sequence) for sequence in sequences]
-        if not any(is_served):
-            return [None] * len(sequences)
-        if output.tokens is not None:
-            every: list[int] = output.tokens.tolist()
-            token_ids = [every[row] for row in rows]
-        else:
-            self._sampler.write(sequences, len(sequences))
-            token_ids = self._sampler.sample(logits).tolist()
-        return [
-            SampledToken(token_id) if token_id >= 0 and serves else None
-            for token_id, serves in zip(token_ids, is_served, strict=True)
-        ]
+        return Pass(batch, output, dict(zip(order, ends, strict=True)))
 
     def _forward(self, items: list[ScheduledSequence], after_layer: LayerHook | None) -> StepOutput:
         """The items' tokens, in their order, in one pass."""
-        inputs = StepInputs.of(items, self._block_size)
+        inputs = StepInputs.of(items, self._block_size, self._last.awaited(items))
         hook = self._synchronized(after_layer)
         if self._graphs is not None:
             key = self._graphs.dispatcher.dispatch(
                 inputs.num_tokens, inputs.is_decode_only, hook is not None
             )
             if key is not None:
-                sequences = [item.sequence for item in items]
-                return self._graphs.steps.run(key, inputs, sequences, hook)
+                return self._graphs.steps.run(key, inputs, items, hook)
         device = self.decoder.device
+        input_ids = on_device(torch.tensor(inputs.input_ids), device)
+        if inputs.awaited is not None:
+            inputs.awaited.put_into(input_ids)
         hidden = self.decoder.forward(
-            torch.tensor(inputs.input_ids, device=device),
-            torch.tensor(inputs.positions, device=device),
+            input_ids,
+            on_device(torch.tensor(inputs.positions), device),
             self._attention.prepare(inputs.chunks, inputs.slots),
             hook,
         )
@@ -192,28 +135,16 @@ class ModelRunner:
         if self.decoder.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
-    def _prompt_logprobs(
-        self, item: ScheduledSequence, hidden: torch.Tensor
-    ) -> tuple[Logprobs, ...]:
-        """Of the prompt tokens that follow the item's; `hidden` is the item's own part."""
-        sequence = item.sequence
-        assert sequence.num_prompt_logprobs is not None
-        next_ids = sequence.prompt_token_ids[item.start + 1 : item.start + item.num_tokens + 1]
-        return prompt_logprobs(
-            self.decoder, hidden[: len(next_ids)], next_ids, sequence.num_prompt_logprobs
-        )
-
     def _copies(self, item: ScheduledSequence) -> list[tuple[int, int]]:
         """The copy of a shared block that the sequence is about to write to, if it needs one."""
-        source = item.sequence.copy_source
-        if source is None:
+        if item.copy_source is None:
             return []
-        return [(source, item.sequence.block_table[item.start // self._block_size])]
+        return [(item.copy_source, item.block_table[item.start // self._block_size])]
 
     def _begun_blocks(self, item: ScheduledSequence) -> list[int]:
         """The block that this step begins and leaves partly filled, if there is one."""
         end = item.start + item.num_tokens
         number, filled = divmod(end, self._block_size)
         if filled and number * self._block_size >= item.start:
-            return [item.sequence.block_table[number]]
+            return [item.block_table[number]]
         return []

@@ -18,8 +18,7 @@ from collections.abc import Sequence as Rows
 import torch
 
 from core.sampling import SamplingParams
-from engine.batch import Logprobs, SampledToken
-from engine.sequence import Sequence
+from engine.batch import Logprobs, SampledToken, ScheduledSequence
 
 _MASK_64 = (1 << 64) - 1
 _NUM_CANDIDATES = 1024
@@ -36,9 +35,9 @@ def _largest_of_rows(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sample(
-    logits: torch.Tensor, sequences: Rows[Sequence], largest_of: Largest = _largest_of_rows
+    logits: torch.Tensor, items: Rows[ScheduledSequence], largest_of: Largest = _largest_of_rows
 ) -> list[SampledToken | None]:
-    """One token per row. `logits`: [rows, vocab_size], of any floating dtype.
+    """The token that follows each item. `logits`: [items, vocab_size], of any floating dtype.
 
     A row whose largest logit is not finite gets None: no token follows from it.
     """
@@ -46,27 +45,28 @@ def sample(
     is_finite: list[bool] = torch.isfinite(largest).tolist()
     token_ids: list[int] = greedy_ids.tolist()
     sampled: list[SampledToken | None] = []
-    for row, sequence in enumerate(sequences):
+    for row, item in enumerate(items):
         if not is_finite[row]:
             sampled.append(None)
             continue
         token_id = token_ids[row]
-        if _needs_more_than_argmax(sequence):
-            token_id = _choose(logits[row], sequence, sequence.sampling.seed)
-        logprobs = _logprobs(logits[row], token_id, sequence.sampling.logprobs)
+        params = item.sequence.sampling
+        if _needs_more_than_argmax(item):
+            token_id = _choose(logits[row], item, params.seed)
+        logprobs = _logprobs(logits[row], token_id, params.logprobs)
         sampled.append(SampledToken(token_id, logprobs))
     return sampled
 
 
-def sample_siblings(logits: torch.Tensor, sequence: Sequence) -> tuple[SampledToken, ...]:
+def sample_siblings(logits: torch.Tensor, item: ScheduledSequence) -> tuple[SampledToken, ...]:
     """One token for each of the sequence's `sibling_seeds`, from one row [vocab_size].
 
     Each is the token that the sequence itself would get with that seed.
     """
     tokens = []
-    for seed in sequence.sibling_seeds:
-        token_id = _choose(logits, sequence, seed)
-        logprobs = _logprobs(logits, token_id, sequence.sampling.logprobs)
+    for seed in item.sequence.sibling_seeds:
+        token_id = _choose(logits, item, seed)
+        logprobs = _logprobs(logits, token_id, item.sequence.sampling.logprobs)
         tokens.append(SampledToken(token_id, logprobs))
     return tuple(tokens)
 
@@ -87,26 +87,25 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _needs_more_than_argmax(sequence: Sequence) -> bool:
-    params = sequence.sampling
+def _needs_more_than_argmax(item: ScheduledSequence) -> bool:
+    params = item.sequence.sampling
     return (
         not params.is_greedy
         or bool(params.logit_bias)
         or params.has_penalties
-        or len(sequence.output_token_ids) < params.min_tokens
+        or item.output_index < params.min_tokens
     )
 
 
-def _choose(logits: torch.Tensor, sequence: Sequence, seed: int) -> int:
+def _choose(logits: torch.Tensor, item: ScheduledSequence, seed: int) -> int:
     """The token of one row [vocab_size]."""
-    params = sequence.sampling
-    output_index = len(sequence.output_token_ids)
+    params, output_index = item.sequence.sampling, item.output_index
     logits = logits.to(torch.float64, copy=True)
     if params.logit_bias:
         token_ids, biases = zip(*params.logit_bias, strict=True)
         logits[list(token_ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
     if params.has_penalties:
-        _penalize(logits, sequence)
+        _penalize(logits, item)
     if output_index < params.min_tokens:
         ends = {*params.eos_token_ids, *params.stop_token_ids}
         logits[[token_id for token_id in ends if token_id < len(logits)]] = float("-inf")
@@ -115,9 +114,9 @@ def _choose(logits: torch.Tensor, sequence: Sequence, seed: int) -> int:
     return draw(logits, params, uniform(seed, output_index))
 
 
-def _penalize(logits: torch.Tensor, sequence: Sequence) -> None:
+def _penalize(logits: torch.Tensor, item: ScheduledSequence) -> None:
     """In place. Repetition: CTRL (Keskar et al., arXiv 1909.05858), section 4.1."""
-    params = sequence.sampling
+    sequence, params = item.sequence, item.sequence.sampling
     if params.repetition_penalty != 1.0:
         history = {*sequence.prompt_token_ids, *sequence.output_token_ids}
         seen = torch.tensor(sorted(history), device=logits.device)

@@ -2,10 +2,10 @@
 
     schedule() -> StepBatch -> ModelRunner.execute() -> StepResult -> postprocess()
 
-Pure bookkeeping on the event loop thread: no tensors, no clock, no I/O. One step is on the
-device at a time; between `schedule` and `postprocess` sequences may be added and aborted, but
-no block of the step's sequences is freed. (Iteration-level scheduling: Orca, Yu et al., OSDI
-2022, section 3.1.)
+Pure bookkeeping on the event loop thread: no tensors, no clock, no I/O. Between `schedule` and
+`postprocess` sequences may be added and aborted, but no block of the step's sequences is freed.
+A second step may be planned meanwhile, `schedule_ahead`: see `engine.flights`.
+(Iteration-level scheduling: Orca, Yu et al., OSDI 2022, section 3.1.)
 
 Why it never deadlocks. Admission allocates blocks for every token known of a sequence, so one
 that is being prefilled needs no more room until it decodes, and is never preempted. Only a
@@ -23,7 +23,8 @@ from itertools import chain
 from core.errors import StartupError
 from engine.batch import ScheduledSequence, SequenceUpdate, StepBatch, StepResult
 from engine.block_pool import BlockPool
-from engine.finish import finish_reason
+from engine.finish import ends_with_next, finish_reason
+from engine.flights import Flights
 from engine.prefill_plan import PrefillPlan, num_remaining
 from engine.prefix_cache import PrefixCache
 from engine.scheduler_audit import audit_sequences
@@ -64,9 +65,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._num_arrivals = 0
         self._preempted: list[Sequence] = []
-        self._in_flight: StepBatch | None = None
-        self._in_flight_keys: frozenset[SequenceKey] = frozenset()
-        self._aborted: set[SequenceKey] = set()
+        self._flights = Flights(pool)
 
     @property
     def has_work(self) -> bool:
@@ -90,8 +89,9 @@ class Scheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Tokens still to be prefilled, of waiting sequences and of those in the batch."""
-        prefills = (sequence for sequence in self._running if not _is_decoding(sequence))
-        return sum(num_remaining(sequence) for sequence in chain(self._waiting, prefills))
+        counts = (s.num_tokens - s.num_computed_tokens for s in self._running)
+        waiting = sum(sequence.num_tokens for sequence in self._waiting)
+        return waiting + sum(count for count in counts if count > 1)
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence without KV; it has between 1 and `max_model_len` tokens.
@@ -136,15 +136,11 @@ class Scheduler:
     def abort(self, key: SequenceKey) -> Sequence | None:
         """Ends a sequence without a reason to finish; None when it is not known (any more).
 
-        Its blocks are freed at once, or by `postprocess` when it is in the step on the
-        device; then asking again is harmless. No update reports it.
+        Its blocks are freed at once, or when the steps on the device are over if it is in
+        one of them. No update reports it.
         """
         sequence = self._sequences.get(key)
-        if sequence is None:
-            return None
-        if key in self._in_flight_keys:
-            self._aborted.add(key)
-        else:
+        if sequence is not None:
             self._remove(sequence)
         return sequence
 
@@ -155,24 +151,35 @@ class Scheduler:
         ask again when an export or import has released some. Decodes come first, so none is
         stalled; then prefills begun before; then admissions.
         """
-        assert self._in_flight is None, "a step is on the device"
+        assert not self._flights, "a step is on the device"
         self._promote_ready()
         num_preempted = self.num_preempted
-        items = self._schedule_decodes()
-        plan = PrefillPlan(self._config, self._prefill_budget(len(items)))
-        for sequence in self._running:
-            if not _is_decoding(sequence):
-                plan.add(sequence)
+        decodes = self._schedule_decodes([s for s in self._running if _is_decoding(s)])
         # Room that a preemption has just made is for those who run.
-        if not self._running or self.num_preempted == num_preempted:
-            self._admit_into(plan)
-        items += plan.chunks()
+        may_admit = not self._running or self.num_preempted == num_preempted
+        items = decodes + self._schedule_prefills(len(decodes), may_admit)
         if not items:
             # All that ran may have been preempted, so that there are places now.
             return self.schedule() if self._ready else None
-        self._in_flight = StepBatch(tuple(items))
-        self._in_flight_keys = frozenset(item.sequence.key for item in items)
-        return self._in_flight
+        return self._flights.begin(items)
+
+    def schedule_ahead(self) -> StepBatch | None:
+        """The step after the one on the device; None when that one's result is needed first.
+
+        A sequence awaits its token when all its known ones are computed or on the device.
+        """
+        assert len(self._flights) == 1, "one step is on the device"
+        self._promote_ready()
+        awaiting = [s for s in self._running if num_remaining(s) == 0]
+        ending = {s for s in awaiting if ends_with_next(s, self._config.max_model_len)}
+        going_on = [s for s in awaiting if s not in ending]
+        if not going_on or any(s.sampling.has_penalties for s in going_on):
+            return None
+        decodes = [s for s in self._running if _is_decoding(s) and s not in ending]
+        if sum(self._needs_block(s) for s in decodes) > self._pool.num_available:
+            return None
+        items = self._schedule_decodes(decodes)
+        return self._flights.begin(items + self._schedule_prefills(len(items), may_admit=True))
 
     def _prefill_budget(self, num_decodes: int) -> int:
         budget = self._config.max_num_batched_tokens - num_decodes
@@ -188,22 +195,19 @@ class Scheduler:
         return sorted((s for s in preempted if s in self._waiting), key=_arrival)
 
     def postprocess(self, batch: StepBatch, result: StepResult) -> list[SequenceUpdate]:
-        """Books what the step computed: one update for each sequence that is not aborted.
+        """Books what the oldest step on the device computed: one update for each sequence that
+        has not ended meanwhile.
 
         An update without a token says that a chunk inside the known tokens is done.
         """
-        assert batch is self._in_flight, "not the step on the device"
         assert len(result.tokens) == len(batch.sequences)
-        self._in_flight = None
-        self._in_flight_keys = frozenset()
+        self._flights.end(batch)
         updates = []
         for index, (item, token) in enumerate(zip(batch.sequences, result.tokens, strict=True)):
             sequence = item.sequence
-            self._drop_copy_source(sequence)
-            if sequence.key in self._aborted:
-                self._aborted.remove(sequence.key)
-                self._remove(sequence)
+            if sequence.is_finished:
                 continue
+            self._drop_copy_source(sequence)
             sequence.num_computed_tokens = item.start + item.num_tokens
             self._cache.store(sequence, first=item.start // self._pool.block_size)
             output_index = len(sequence.output_token_ids)
@@ -239,16 +243,13 @@ class Scheduler:
         for sequence in self._waiting:
             if sequence.block_table:
                 errors.append(f"{sequence.key}: waits with {len(sequence.block_table)} blocks")
-        if not self._in_flight_keys <= self._sequences.keys():
-            errors.append("a sequence of the step on the device is not known any more")
-        if not self._aborted <= self._in_flight_keys:
-            errors.append("an aborted sequence was not removed after its step")
-        return errors
+        return errors + self._flights.audit(self._sequences.values())
 
     def _register(self, sequence: Sequence) -> None:
         assert sequence.key not in self._sequences, f"{sequence.key} is known already"
         assert sequence.status is SequenceStatus.WAITING
         assert 1 <= sequence.num_tokens <= self._config.max_model_len
+        sequence.num_scheduled_tokens = sequence.num_computed_tokens
         sequence.arrival = self._num_arrivals
         self._num_arrivals += 1
         self._sequences[sequence.key] = sequence
@@ -262,17 +263,31 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         insort(self._running, sequence, key=_arrival)
 
-    def _schedule_decodes(self) -> list[ScheduledSequence]:
+    def _schedule_decodes(self, decodes: list[Sequence]) -> list[ScheduledSequence]:
         # In order of arrival: a preemption never hits a sequence that has its turn already.
         items = []
-        for sequence in [s for s in self._running if _is_decoding(s)]:
+        for sequence in decodes:
             if sequence.status is SequenceStatus.RUNNING and self._grow(sequence):
-                items.append(ScheduledSequence(sequence, sequence.num_computed_tokens, 1, True))
+                items.append(ScheduledSequence.of(sequence, sequence.num_scheduled_tokens, 1))
         return items
+
+    def _schedule_prefills(self, num_decodes: int, may_admit: bool) -> list[ScheduledSequence]:
+        plan = PrefillPlan(self._config, self._prefill_budget(num_decodes))
+        for sequence in self._running:
+            if not _is_decoding(sequence):
+                plan.add(sequence)
+        if may_admit:
+            self._admit_into(plan)
+        return plan.chunks()
+
+    def _needs_block(self, sequence: Sequence) -> bool:
+        """Whether the KV of a decoding sequence's next token has no room."""
+        num_blocks = self._num_blocks_for(sequence.num_scheduled_tokens + 1)
+        return len(sequence.block_table) < num_blocks
 
     def _grow(self, sequence: Sequence) -> bool:
         """Makes room for the newest token's KV; False when `sequence` itself had to go."""
-        if len(sequence.block_table) >= self._num_blocks_for(sequence.num_tokens):
+        if not self._needs_block(sequence):
             return True
         while (block_ids := self._pool.allocate(1)) is None:
             decodes = (other for other in self._running if _is_decoding(other))
@@ -284,8 +299,9 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        assert not self._flights, "a step is on the device"
         self._leave(sequence)
-        sequence.num_computed_tokens = 0
+        sequence.num_computed_tokens = sequence.num_scheduled_tokens = 0
         sequence.num_preemptions += 1
         sequence.status = SequenceStatus.WAITING
         self._waiting.add_preempted(sequence)
@@ -309,6 +325,7 @@ class Scheduler:
             return False
         sequence.block_table = held + block_ids
         sequence.num_computed_tokens = len(held) * self._pool.block_size
+        sequence.num_scheduled_tokens = sequence.num_computed_tokens
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         self._waiting.remove(sequence)
@@ -332,15 +349,18 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
 
     def _leave(self, sequence: Sequence) -> None:
-        """Takes a running or ready sequence out and releases its blocks."""
+        """Takes a running or ready sequence out and releases its blocks, at once or when the
+        steps on the device are over."""
         if self._ready.pop(sequence.key, None) is None:
             self._running.remove(sequence)
-        self._drop_copy_source(sequence)
-        self._pool.release(reversed(sequence.block_table))
-        sequence.block_table = []
+        block_ids = sequence.block_table[::-1]
+        if sequence.copy_source is not None:
+            block_ids.append(sequence.copy_source)
+        sequence.block_table, sequence.copy_source = [], None
+        self._flights.release(sequence, block_ids)
 
     def _drop_copy_source(self, sequence: Sequence) -> None:
-        """The copy is made, or not needed any more."""
+        """The copy is made."""
         if sequence.copy_source is not None:
             self._pool.release([sequence.copy_source])
             sequence.copy_source = None
@@ -354,5 +374,6 @@ def _arrival(sequence: Sequence) -> int:
 
 
 def _is_decoding(sequence: Sequence) -> bool:
-    """Whether one step takes it to its next token with a single token computed."""
-    return num_remaining(sequence) == 1
+    """Whether one step takes it to its next token with a single token computed, which may be
+    one that the step on the device yields."""
+    return num_remaining(sequence) <= 1

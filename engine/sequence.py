@@ -1,8 +1,8 @@
 """A sequence: one request's tokens, status and block table inside one engine.
 
-Only the thread that owns the scheduler changes a sequence, and never while a step that
-contains it is on the device: `Scheduler.schedule` and `Scheduler.postprocess` bracket the
-step, so the runner may read a sequence's fields without a lock.
+Only the thread that owns the scheduler changes a sequence. The runner reads, without a lock, what
+does not change while a step is planned and run: the prompt, the parameters of sampling, tokens
+that were known. All else comes with the step (`engine.batch.ScheduledSequence`).
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)
     """Hashes of the full blocks so far; the scheduler extends it."""
     num_computed_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    """Leading tokens that are computed, or will be by the steps on the device. It reaches
+    `num_tokens` when one of them yields the next token; the scheduler keeps it."""
     num_cached_tokens: int = 0
     """Tokens that the prefix cache provided when the sequence was first admitted."""
     num_preemptions: int = 0
@@ -78,6 +81,11 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a step on the device computes tokens of it."""
+        return self.num_scheduled_tokens > self.num_computed_tokens
 
     @property
     def is_finished(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
 
@@ -11,14 +12,35 @@ from engine.attention import SequenceChunk
 from engine.batch import ScheduledSequence
 
 
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy that the host does not wait for, where there is a GPU to copy to."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class AwaitedTokens:
+    """Tokens for some rows of a step; int64 [rows] both, on the device."""
+
+    rows: torch.Tensor
+    token_ids: torch.Tensor
+
+    def put_into(self, input_ids: torch.Tensor) -> None:
+        """Replaces what stands in those rows, without the host."""
+        input_ids.index_copy_(0, self.rows, self.token_ids)
+
+
 @dataclass(frozen=True)
 class StepInputs:
     """The step's tokens one after the other, in the order of `chunks`."""
 
     input_ids: list[int]
+    """0 for a token that only the device knows."""
     positions: list[int]
     slots: list[int]
     chunks: list[SequenceChunk]
+    awaited: AwaitedTokens | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -29,13 +51,21 @@ class StepInputs:
         return len(self.chunks) == len(self.input_ids)
 
     @classmethod
-    def of(cls, items: Rows[ScheduledSequence], block_size: int) -> StepInputs:
+    def of(
+        cls,
+        items: Rows[ScheduledSequence],
+        block_size: int,
+        awaited: AwaitedTokens | None = None,
+    ) -> StepInputs:
         """What `items` compute, in their order."""
-        inputs = cls([], [], [], [])
+        inputs = cls([], [], [], [], awaited)
         for item in items:
             end = item.start + item.num_tokens
-            table = item.sequence.block_table
-            inputs.input_ids.extend(item.sequence.token_slice(item.start, end))
+            # The list itself may grow at any moment.
+            table = item.block_table[: -(-end // block_size)]
+            inputs.input_ids.extend(
+                [0] if item.awaits_token else item.sequence.token_slice(item.start, end)
+            )
             inputs.positions.extend(range(item.start, end))
             inputs.slots.extend(
                 table[p // block_size] * block_size + p % block_size for p in range(item.start, end)
@@ -47,25 +77,33 @@ class StepInputs:
 class PersistentTensor:
     """A tensor whose place never changes, and on a GPU pinned host memory beside it.
 
-    A `write` must not follow another before the device has caught up, which it has at the end
-    of every step.
+    A step writes it once at most. Of two steps in flight, the second writes while the first's
+    copies may still be on their way, so their host memory takes turns.
     """
 
     def __init__(self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self.device = torch.zeros(sizes, dtype=dtype, device=device)
         is_cpu = device.type == "cpu"
-        self.host = torch.zeros(sizes, dtype=dtype, pin_memory=not is_cpu)
-        self.device = self.host if is_cpu else torch.zeros(sizes, dtype=dtype, device=device)
+        pinned = [
+            torch.zeros(sizes, dtype=dtype, pin_memory=True) for _ in range(0 if is_cpu else 2)
+        ]
+        self._hosts = cycle(pinned or [self.device])
 
     def write(self, values: Rows[float], size: int, padding: float) -> None:
         """Sets the first `size` entries: `values`, then `padding`."""
-        self.host[: len(values)] = torch.tensor(values, dtype=self.host.dtype)
-        self.host[len(values) : size] = padding
-        self.copy(slice(0, size))
+        host = self.next_host()
+        host[: len(values)] = torch.tensor(values, dtype=host.dtype)
+        host[len(values) : size] = padding
+        self.copy(host, slice(0, size))
 
-    def copy(self, part: slice | tuple[int, slice]) -> None:
-        """Brings a part of `host` to the device."""
-        if self.device is not self.host:
-            self.device[part].copy_(self.host[part], non_blocking=True)
+    def next_host(self) -> torch.Tensor:
+        """Where this step may write."""
+        return next(self._hosts)
+
+    def copy(self, host: torch.Tensor, part: slice | tuple[int, slice]) -> None:
+        """Brings a part of what was written to the device."""
+        if self.device is not host:
+            self.device[part].copy_(host[part], non_blocking=True)
 
 
 class BlockTables:
@@ -82,11 +120,11 @@ class BlockTables:
 
     def write(self, tables: Rows[list[int]]) -> None:
         """Sets the first rows; those after them keep what they hold, which nobody reads."""
+        host = self._tensor.next_host()
         for row, table in enumerate(tables):
             if self._written[row] != table:
-                numbers = torch.tensor(table, dtype=torch.int32)
-                self._tensor.host[row, : len(table)] = numbers
-                self._tensor.copy((row, slice(0, len(table))))
+                host[row, : len(table)] = torch.tensor(table, dtype=torch.int32)
+                self._tensor.copy(host, (row, slice(0, len(table))))
                 self._written[row] = list(table)
 
 
@@ -101,5 +139,7 @@ class TokenBuffers:
     def write(self, inputs: StepInputs, size: int) -> None:
         """Tokens that pad are token 0 at position 0 and have no slot."""
         self.input_ids.write(inputs.input_ids, size, 0)
+        if inputs.awaited is not None:
+            inputs.awaited.put_into(self.input_ids.device)
         self.positions.write(inputs.positions, size, 0)
         self.slots.write(inputs.slots, size, -1)

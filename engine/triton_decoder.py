@@ -75,8 +75,8 @@ class TritonDecoder(Decoder):
     def before_attention(self, index: int, stream: Stream, attention: TritonStep) -> torch.Tensor:
         """Queries [T, num_heads, head_dim] of a layer; its keys and values stand in the cache."""
         qkv = self.weights.layers[index].qkv(stream.normed)
-        cache = attention.layer_cache(index)
-        return rotate_and_write(qkv, cache, stream.rotary, self._head_norms[index])
+        cache, scales = attention.layer_cache(index), attention.layer_scales(index)
+        return rotate_and_write(qkv, cache, stream.rotary, self._head_norms[index], scales)
 
     def after_attention(self, index: int, stream: Stream, attended: torch.Tensor) -> None:
         """The rest of a layer, and the norm that begins the next."""

@@ -17,13 +17,13 @@ from typing import Protocol
 import torch
 
 from engine.attention.triton import StepPlan, TritonAttention, TritonStep
+from engine.batch import ScheduledSequence
 from engine.decoder import LayerHook
 from engine.device_sampler import DeviceSampler
 from engine.graphs import GraphKey, GraphKind
 from engine.kernels.decode_attention import DecodeRows
 from engine.kernels.prefill_attention import PrefillRows, cut_into_tiles
 from engine.padded_steps import StepOutput
-from engine.sequence import Sequence
 from engine.step_inputs import BlockTables, PersistentTensor, StepInputs, TokenBuffers
 from engine.triton_decoder import Stream, TritonDecoder
 
@@ -170,14 +170,14 @@ class RecordedSteps:
         self,
         key: GraphKey,
         inputs: StepInputs,
-        sequences: Rows[Sequence],
+        items: Rows[ScheduledSequence],
         after_layer: LayerHook | None,
     ) -> StepOutput:
         """See GraphSteps."""
         self._inputs.write(key, inputs)
         outputs, count = self._outputs, inputs.num_tokens
         if key.kind is GraphKind.DECODE:
-            self._sampler.write(sequences, key.size)
+            self._sampler.write(items, key.size)
             self._launches[key][0]()
             return StepOutput(
                 outputs.hidden[:count], outputs.logits[:count], outputs.tokens[:count], key

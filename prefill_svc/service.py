@@ -72,8 +72,6 @@ class PrefillService(RoleService):
         self._compute_meter = ComputeMeter()
         self._prefix_reader = PrefixReader(host, self.on_room)
         self._prefixes = PrefixFetcher(host, self._prefix_reader, self._compute_meter.expected_s)
-        self._step_began_at = 0.0
-        self._num_step_tokens = 0
         self._hand_off = HandOff(host, self._exports)
         self._requests: RequestTable[Prompt] = RequestTable(host.hub, host.tasks, host.clock)
 
@@ -157,8 +155,6 @@ class PrefillService(RoleService):
 
         Returns where to cut the step's layers, so that their transfer hides behind it.
         """
-        self._step_began_at = self._host.clock()
-        self._num_step_tokens = batch.num_tokens
         for item in batch.sequences:
             prompt = self._requests.get(item.sequence.request_key)
             if prompt is not None and not prompt.block_ids:
@@ -200,10 +196,9 @@ class PrefillService(RoleService):
     def on_preempted(self, sequences: list[Sequence]) -> None:
         """Does not happen: a prompt has all its blocks from its start on."""
 
-    def on_updates(self, updates: list[SequenceUpdate]) -> None:
+    def on_updates(self, updates: list[SequenceUpdate], batch: StepBatch, elapsed_s: float) -> None:
         """Sends first tokens to routers and wakes the requests' tasks."""
-        elapsed_s = self._host.clock() - self._step_began_at
-        self._compute_meter.observe(self._num_step_tokens, elapsed_s)
+        self._compute_meter.observe(batch.num_tokens, elapsed_s)
         for update in updates:
             sequence = update.sequence
             prompt = self._requests.get(sequence.request_key)

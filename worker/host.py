@@ -88,6 +88,7 @@ class WorkerHost:
             parts.device,
             self._after_step,
             self.counters,
+            is_async=settings.schedules_ahead,
         )
         self._redis = connect_redis(settings.redis_url)
         self.registry = Registry(self._redis)

@@ -21,10 +21,9 @@ from core.settings import load_settings
 from core.tls import load_tls
 from core.tracing import make_tracer
 from engine.engine import Engine, load_engine
-from engine.kv_cache import LAYOUT_NAME
 from engine.warm_up import warm_up
 from kvtransfer.base import MemoryRegion, Transport
-from kvtransfer.digests import BlockDigests
+from kvtransfer.digests import BlockDigests, Ranges
 from kvtransfer.peers import Identity
 from kvtransfer.routes import ucx_log
 from kvtransfer.select import make_transport
@@ -67,7 +66,8 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory, prog: s
         fingerprint = _fingerprint(engine, digest, transport)
         identity = Identity(settings.worker_id, epoch, fingerprint)
         await transport.start()
-        parts = Parts(engine, device, transport, BlockDigests(region), identity, tls, ucx, tracer)
+        digests = BlockDigests(region, _device_ranges(engine))
+        parts = Parts(engine, device, transport, digests, identity, tls, ucx, tracer)
         server = RpcServer(settings.host, settings.port, tls)
         host = WorkerHost(settings, parts, server.set_serving)
         install(host, make_service(host), server.grpc_server)
@@ -140,7 +140,7 @@ def _fingerprint(engine: Engine, digest: str, transport: Transport) -> types_pb2
     return types_pb2.Fingerprint(
         model=digest,
         dtype=_precision(engine),
-        layout=LAYOUT_NAME,
+        layout=engine.kv_cache.shape.layout_name,
         block_size=engine.pool.block_size,
         block_bytes=engine.kv_cache.block_bytes,
         hash_seed=HASH_SEED,
@@ -152,6 +152,15 @@ def _precision(engine: Engine) -> str:
     """KV that was computed with other weights must not be mixed."""
     quantization = engine.config.quantization
     return engine.dtype if quantization == "none" else f"{engine.dtype}, {quantization} weights"
+
+
+def _device_ranges(engine: Engine) -> Ranges | None:
+    """How a GPU computes digests; None on a CPU."""
+    if not engine.kv_cache.data.is_cuda:
+        return None
+    from worker.device_digests import DeviceDigests  # Needs Triton, which a CPU does not.
+
+    return DeviceDigests(engine.kv_cache.data)
 
 
 def _memory_region(settings: WorkerSettings, engine: Engine) -> MemoryRegion:

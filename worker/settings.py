@@ -49,8 +49,8 @@ class WorkerSettings(TlsSettings, TracingSettings):
     )
     kv_verify: Literal["always", "sampled", "off"] | None = Field(
         None,
-        description="Compare digests of transferred blocks: all, some or none of them; "
-        "default: always, and off for GPU memory, which has no digests yet.",
+        description="Compare digests of transferred blocks: all of them, one in eight, or none; "
+        "default: always, and sampled on a GPU.",
     )
     kv_overlap: bool = Field(
         True, description="Hand finished layers of a long chunk off while the rest is computed."
@@ -65,6 +65,11 @@ class WorkerSettings(TlsSettings, TracingSettings):
         description="Keep the weights of the layers in 8 bits, with a scale for each output; the "
         "output matrix, embeddings and KV stay in --dtype. A checkpoint that is quantized (AWQ, "
         "GPTQ, FP8) stays as it is, and wants none.",
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto",
+        description="Of KV blocks: auto, that of the weights; fp8, e4m3 numbers with a scale for "
+        "each token and head, half the memory and half the bytes to hand off.",
     )
     device: str = Field("cpu", description="cpu or cuda.")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of a step.")
@@ -100,6 +105,12 @@ class WorkerSettings(TlsSettings, TracingSettings):
         ge=1,
         description="Tokens of prompts in one step of a decode worker beside running sequences, "
         "which must not be held up by what it computes itself; default: 128, and 32 on a CPU.",
+    )
+    async_scheduling: bool | None = Field(
+        None,
+        description="Plan the next step while one is computed, so that the device does not wait "
+        "in between; what finishes early is computed for one step too many. Default: on for a "
+        "GPU.",
     )
     max_num_partial_prefills: int = Field(
         4, ge=1, description="Prompts that are prefilled side by side."
@@ -169,6 +180,7 @@ class WorkerSettings(TlsSettings, TracingSettings):
             model=model_path,
             dtype=self.dtype,
             quantization=self.quantization,
+            kv_cache_dtype=self.kv_cache_dtype,
             device=self.device,
             num_threads=self.threads,
             cpu_kernels=self.cpu_kernels,
@@ -188,9 +200,14 @@ class WorkerSettings(TlsSettings, TracingSettings):
             capture_sizes=None if self.capture_sizes is None else tuple(self.capture_sizes),
         )
 
+    @property
+    def schedules_ahead(self) -> bool:
+        """Whether steps are planned ahead."""
+        return self.device != "cpu" if self.async_scheduling is None else self.async_scheduling
+
     def digest_plan(self) -> DigestPlan:
         """Which blocks of a request that begins now are verified."""
-        verify = self.kv_verify or ("always" if self.device == "cpu" else "off")
+        verify = self.kv_verify or ("always" if self.device == "cpu" else "sampled")
         if verify == "off":
             return DigestPlan()
         if verify == "always":

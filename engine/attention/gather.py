@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.base import AttentionBackend, SequenceChunk, StepAttention
+from engine.attention.fp8 import Fp8Rows, Fp8Writer
 from engine.attention.writer import KVWriter
 from engine.kv_cache import KVCache
 
@@ -37,7 +38,8 @@ class _GatherStep(StepAttention):
     def __init__(
         self, cache: KVCache, chunks: Sequence[SequenceChunk], slot_mapping: list[int]
     ) -> None:
-        self._writer = KVWriter(cache, slot_mapping)
+        writer = Fp8Writer if cache.shape.is_fp8 else KVWriter
+        self._writer = writer(cache, slot_mapping)
         self._groups: list[tuple[slice, _SingleTokens | _Chunk]] = []
         first = 0
         singles: list[SequenceChunk] = []
@@ -92,6 +94,11 @@ class _BlockRows:
         return keys, values
 
 
+def _block_rows(cache: KVCache, block_tables: torch.Tensor) -> _BlockRows | Fp8Rows:
+    rows = Fp8Rows if cache.shape.is_fp8 else _BlockRows
+    return rows(cache, block_tables)
+
+
 class _SingleTokens:
     """One new token each of several sequences."""
 
@@ -103,7 +110,7 @@ class _SingleTokens:
         self._max_length = max(chunk.end for chunk in chunks)
         num_blocks = -(-self._max_length // block_size)
         tables = [_padded(chunk, num_blocks, block_size) for chunk in chunks]
-        self._blocks = _BlockRows(cache, torch.tensor(tables, device=device))
+        self._blocks = _block_rows(cache, torch.tensor(tables, device=device))
         self._lengths = torch.tensor([chunk.end for chunk in chunks], device=device)
         self._key_positions = torch.arange(num_blocks * block_size, device=device)
         self._masks: dict[int | None, torch.Tensor] = {}
@@ -142,10 +149,11 @@ class _Chunk:
         self._num_kv_heads = cache.shape.num_kv_heads
         self._device = device
         self._masks: dict[int | None, torch.Tensor | None] = {}
-        self._blocks: _BlockRows | None = None
-        if chunk.start > 0:
+        self._blocks: _BlockRows | Fp8Rows | None = None
+        # In fp8 a token's own KV is read back, too: a chunk sees the same as one after it.
+        if chunk.start > 0 or cache.shape.is_fp8:
             table = chunk.block_table[: -(-chunk.end // block_size)]
-            self._blocks = _BlockRows(cache, torch.tensor([table], device=device))
+            self._blocks = _block_rows(cache, torch.tensor([table], device=device))
 
     def attend(
         self, layer: int, query: torch.Tensor, key_value: torch.Tensor, window: int | None

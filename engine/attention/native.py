@@ -34,6 +34,8 @@ class NativeAttention(AttentionBackend):
 def unsupported(library: Library, shape: BlockShape, num_heads: int) -> str | None:
     """Why the kernels cannot serve this cache, or None."""
     num_groups = num_heads // shape.num_kv_heads
+    if shape.is_fp8:
+        return "a KV cache in fp8"
     if shape.dtype not in DTYPES:
         return f"dtype {shape.dtype}"
     if shape.head_dim % _LANES or shape.head_dim > library.max_head_dim:

@@ -14,6 +14,7 @@ from itertools import accumulate
 import torch
 
 from engine.attention.base import AttentionBackend, SequenceChunk, StepAttention
+from engine.fp8 import quantize
 from engine.kernels.decode_attention import DecodeRows, choose_num_splits, decode_attention
 from engine.kernels.prefill_attention import (
     PrefillRows,
@@ -23,6 +24,7 @@ from engine.kernels.prefill_attention import (
 )
 from engine.kernels.tiles import AttentionShape
 from engine.kv_cache import KVCache
+from engine.step_inputs import on_device
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class TritonStep(StepAttention):
         """Where the layer's keys and values go."""
         return self._cache.layer(layer)
 
+    def layer_scales(self, layer: int) -> torch.Tensor | None:
+        """Where their scales go, in fp8."""
+        return self._cache.scales(layer) if self._cache.shape.is_fp8 else None
+
     def attend(
         self, layer: int, query: torch.Tensor, key_value: torch.Tensor, window: int | None
     ) -> torch.Tensor:
@@ -70,23 +76,27 @@ class TritonStep(StepAttention):
         slots = self.plan.slots
         kept = slots >= 0
         blocks, offsets = slots[kept] // shape.block_size, slots[kept] % shape.block_size
-        self.layer_cache(layer)[blocks, :, :, offsets] = key_value[kept]
+        scales = self.layer_scales(layer)
+        rows = key_value[kept]
+        if scales is not None:
+            rows, scales[blocks, :, :, offsets] = quantize(rows)
+        self.layer_cache(layer)[blocks, :, :, offsets] = rows
         return self.attend_written(layer, query, window)
 
     def attend_written(self, layer: int, query: torch.Tensor, window: int | None) -> torch.Tensor:
         """Attention [T, num_heads * head_dim] of [T, num_heads, head_dim], KV being written."""
         decode, prefill = self.plan.decode, self.plan.prefill
-        layer_cache = self.layer_cache(layer)
+        layer_cache, scales = self.layer_cache(layer), self.layer_scales(layer)
         if prefill is None:
             assert decode is not None
-            return decode_attention(query, layer_cache, decode, window, self._num_splits)
+            return decode_attention(query, layer_cache, decode, window, self._num_splits, scales)
         output = query.new_zeros(len(query), query.shape[1] * query.shape[2])
         if decode is not None:
             num_rows = len(decode.lengths)
             output[:num_rows] = decode_attention(
-                query[:num_rows], layer_cache, decode, window, self._num_splits
+                query[:num_rows], layer_cache, decode, window, self._num_splits, scales
             )
-        prefill_attention(query, layer_cache, prefill, window, output)
+        prefill_attention(query, layer_cache, prefill, window, output, scales)
         return output
 
 
@@ -106,6 +116,7 @@ class TritonAttention(AttentionBackend):
                 shape.head_dim,
                 shape.block_size,
                 shape.dtype,
+                shape.is_fp8,
             )
         )
 
@@ -156,10 +167,3 @@ def table_of(chunks: Sequence[SequenceChunk], num_columns: int | None = None) ->
         [chunk.block_table + [0] * (num_columns - len(chunk.block_table)) for chunk in chunks],
         dtype=torch.int32,
     )
-
-
-def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy that the host does not wait for, where there is a GPU to copy to."""
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)

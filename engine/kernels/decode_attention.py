@@ -13,7 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.tiles import MIN_DOT, AttentionShape, key_rows, softmax_step
+from engine.kernels.tiles import (
+    E4M3_SCALE,
+    MIN_DOT,
+    AttentionShape,
+    from_e4m3,
+    key_rows,
+    softmax_step,
+)
 
 _MAX_SPLITS = 64
 _PROGRAMS_PER_PROCESSOR = 2
@@ -41,11 +48,13 @@ def decode_kernel(
     log_sum_ptr,
     query_ptr,
     cache_ptr,
+    scale_ptr,
     table_ptr,
     length_ptr,
     scale_log2,
     query_stride,
     block_stride,
+    scale_stride,
     table_stride,
     num_splits,
     NUM_KV_HEADS: tl.constexpr,
@@ -54,6 +63,7 @@ def decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    IS_FP8: tl.constexpr,
     TILE_GROUP: tl.constexpr,
     TILE_DIM: tl.constexpr,
     TILE_KEYS: tl.constexpr,
@@ -91,9 +101,19 @@ def decode_kernel(
         rows = key_rows(row_table_ptr, positions, is_read, block_stride, BLOCK_SIZE, HEAD_DIM)
         offsets = rows[:, None] + dims[None]
         mask = is_read[:, None] & (dims < HEAD_DIM)[None]
-        tile_keys = tl.load(key_ptr + offsets, mask=mask, other=0.0)
-        values = tl.load(value_ptr + offsets, mask=mask, other=0.0)
+        tile_keys = tl.load(key_ptr + offsets, mask=mask, other=0)
+        values = tl.load(value_ptr + offsets, mask=mask, other=0)
+        if IS_FP8:
+            scales = key_rows(row_table_ptr, positions, is_read, scale_stride, BLOCK_SIZE, 1)
+            scales += kv_head * BLOCK_SIZE
+            key_scales = tl.load(scale_ptr + scales, mask=is_read, other=0.0) * E4M3_SCALE
+            scales += NUM_KV_HEADS * BLOCK_SIZE
+            value_scales = tl.load(scale_ptr + scales, mask=is_read, other=0.0) * E4M3_SCALE
+            tile_keys = from_e4m3(tile_keys).to(query.dtype)
+            values = (from_e4m3(values).to(tl.float32) * value_scales[:, None]).to(query.dtype)
         scores = tl.dot(query, tile_keys.T, input_precision="tf32x3") * scale_log2
+        if IS_FP8:
+            scores *= key_scales[None]
         scores = tl.where(is_read[None], scores, float("-inf"))
         weighted, maxima, sums = softmax_step(scores, values, weighted, maxima, sums)
     results = row.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head_rows
@@ -155,15 +175,17 @@ def decode_attention(
     rows: DecodeRows,
     window: int | None,
     num_splits: int,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention [rows, num_heads * head_dim] of one new token a row, whose KV is written.
 
     `query`: [rows, num_heads, head_dim], rows any stride apart; `layer_cache`:
-    [blocks, 2, num_kv_heads, block_size, head_dim], blocks any stride apart.
+    [blocks, 2, num_kv_heads, block_size, head_dim], blocks any stride apart. With `scales`,
+    float32 [blocks, 2, num_kv_heads, block_size], it holds the bits of e4m3 numbers.
     """
     num_rows, num_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = layer_cache.shape
-    shape = AttentionShape(num_heads, num_kv_heads, head_dim, block_size, layer_cache.dtype)
+    shape = AttentionShape(num_heads, num_kv_heads, head_dim, block_size, query.dtype)
     output = query.new_empty(num_rows, num_heads * head_dim)
     partials, log_sums = output, output
     if num_splits > 1:
@@ -175,11 +197,13 @@ def decode_attention(
         log_sums,
         query,
         layer_cache,
+        layer_cache if scales is None else scales,
         rows.block_tables,
         rows.lengths,
         shape.scale_log2,
         query.stride(0),
         layer_cache.stride(0),
+        0 if scales is None else scales.stride(0),
         rows.block_tables.stride(0),
         num_splits,
         NUM_KV_HEADS=num_kv_heads,
@@ -188,6 +212,7 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         WINDOW=window or 0,
         IS_SPLIT=num_splits > 1,
+        IS_FP8=scales is not None,
         TILE_GROUP=max(MIN_DOT, triton.next_power_of_2(shape.group)),
         TILE_DIM=shape.tile_dim,
         TILE_KEYS=shape.tile_keys,

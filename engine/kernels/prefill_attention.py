@@ -13,7 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.tiles import AttentionShape, key_rows, softmax_step
+from engine.kernels.tiles import (
+    E4M3_SCALE,
+    AttentionShape,
+    from_e4m3,
+    key_rows,
+    softmax_step,
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ def _tile_rows(shape: AttentionShape) -> int:
     rows = 32 if shape.dtype.itemsize > 2 else 128
     if shape.tile_dim > 128:
         rows //= 2
+    if shape.is_fp8:
+        rows = max(rows // 2, 16)
     return max(rows, int(triton.next_power_of_2(shape.group)))
 
 
@@ -59,6 +67,7 @@ def prefill_kernel(
     output_ptr,
     query_ptr,
     cache_ptr,
+    scale_ptr,
     table_ptr,
     first_row_ptr,
     start_ptr,
@@ -67,12 +76,14 @@ def prefill_kernel(
     scale_log2,
     query_stride,
     block_stride,
+    scale_stride,
     table_stride,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    IS_FP8: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_GROUP: tl.constexpr,
     TILE_DIM: tl.constexpr,
@@ -114,9 +125,19 @@ def prefill_kernel(
         )
         offsets = key_offsets[:, None] + dims[None]
         mask = is_read[:, None] & (dims < HEAD_DIM)[None]
-        tile_keys = tl.load(key_ptr + offsets, mask=mask, other=0.0)
-        values = tl.load(value_ptr + offsets, mask=mask, other=0.0)
+        tile_keys = tl.load(key_ptr + offsets, mask=mask, other=0)
+        values = tl.load(value_ptr + offsets, mask=mask, other=0)
+        if IS_FP8:
+            scales = key_rows(row_table_ptr, key_positions, is_read, scale_stride, BLOCK_SIZE, 1)
+            scales += kv_head * BLOCK_SIZE
+            key_scales = tl.load(scale_ptr + scales, mask=is_read, other=0.0) * E4M3_SCALE
+            scales += NUM_KV_HEADS * BLOCK_SIZE
+            value_scales = tl.load(scale_ptr + scales, mask=is_read, other=0.0) * E4M3_SCALE
+            tile_keys = from_e4m3(tile_keys).to(query.dtype)
+            values = (from_e4m3(values).to(tl.float32) * value_scales[:, None]).to(query.dtype)
         scores = tl.dot(query, tile_keys.T, input_precision="tf32x3") * scale_log2
+        if IS_FP8:
+            scores *= key_scales[None]
         is_seen = key_positions[None] <= positions[:, None]
         if WINDOW:
             is_seen &= key_positions[None] > positions[:, None] - WINDOW
@@ -133,20 +154,24 @@ def prefill_attention(
     rows: PrefillRows,
     window: int | None,
     output: torch.Tensor,
+    scales: torch.Tensor | None = None,
 ) -> None:
     """Writes to `output` [T, num_heads * head_dim] the rows that belong to chunks.
 
     `query`: [T, num_heads, head_dim], rows any stride apart; `layer_cache`:
     [blocks, 2, num_kv_heads, block_size, head_dim], blocks any stride apart, which holds the
-    chunks' own keys and values too.
+    chunks' own keys and values too. With `scales`, float32
+    [blocks, 2, num_kv_heads, block_size], it holds the bits of e4m3 numbers.
     """
     _, num_heads, head_dim = query.shape
     _, _, num_kv_heads, block_size, _ = layer_cache.shape
-    shape = AttentionShape(num_heads, num_kv_heads, head_dim, block_size, layer_cache.dtype)
+    is_fp8 = scales is not None
+    shape = AttentionShape(num_heads, num_kv_heads, head_dim, block_size, query.dtype, is_fp8)
     prefill_kernel[(len(rows.tile_chunks), num_kv_heads)](
         output,
         query,
         layer_cache,
+        layer_cache if scales is None else scales,
         rows.block_tables,
         rows.first_rows,
         rows.starts,
@@ -155,16 +180,18 @@ def prefill_attention(
         shape.scale_log2,
         query.stride(0),
         layer_cache.stride(0),
+        0 if scales is None else scales.stride(0),
         rows.block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=shape.group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         WINDOW=window or 0,
+        IS_FP8=is_fp8,
         TILE_ROWS=_tile_rows(shape),
         TILE_GROUP=triton.next_power_of_2(shape.group),
         TILE_DIM=shape.tile_dim,
         TILE_KEYS=shape.tile_keys,
-        num_warps=8 if _tile_rows(shape) > 64 else shape.num_warps,
+        num_warps=8 if _tile_rows(shape) > (32 if is_fp8 else 64) else shape.num_warps,
         num_stages=shape.num_stages,
     )

@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.tiles import E4M3_LARGEST, to_e4m3
+
 _TILE_HEADS = 8
 
 
@@ -40,6 +42,7 @@ class RotaryRows:
 def rotary_write_kernel(
     qkv_ptr,
     cache_ptr,
+    scale_ptr,
     cos_ptr,
     sin_ptr,
     slot_ptr,
@@ -47,11 +50,13 @@ def rotary_write_kernel(
     key_norm_ptr,
     epsilon,
     block_stride,
+    scale_stride,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    IS_FP8: tl.constexpr,
     TILE_HEADS: tl.constexpr,
     TILE_HALF: tl.constexpr,
 ):
@@ -96,17 +101,35 @@ def rotary_write_kernel(
     block = (slot // BLOCK_SIZE) * block_stride
     written_ptr = cache_ptr + block + rows[:, None] * HEAD_DIM + pairs[None]
     is_written = is_real & (heads >= NUM_HEADS)[:, None] & (slot >= 0)
+    if IS_FP8:
+        sizes = tl.maximum(tl.abs(low), tl.abs(high))
+        # Also false of what is not a number.
+        is_finite = tl.min((sizes <= 3.4028234e38).to(tl.int32), 1) > 0
+        low = tl.where(is_finite[:, None], low, 0.0)
+        high = tl.where(is_finite[:, None], high, 0.0)
+        largest = tl.where(is_finite, tl.max(sizes, 1), float("nan"))
+        inverse = tl.where(largest > 0, E4M3_LARGEST / tl.where(largest > 0, largest, 1.0), 0.0)
+        inverse = inverse[:, None]
+        low, high = to_e4m3(low * inverse), to_e4m3(high * inverse)
+        scales_ptr = scale_ptr + (slot // BLOCK_SIZE) * scale_stride + rows
+        is_scale = (heads >= NUM_HEADS) & (heads < NUM_ALL) & (slot >= 0)
+        tl.store(scales_ptr, largest / E4M3_LARGEST, mask=is_scale)
     tl.store(written_ptr, low, mask=is_written)
     tl.store(written_ptr + HALF, high, mask=is_written)
 
 
 def rotate_and_write(
-    qkv: torch.Tensor, layer_cache: torch.Tensor, rows: RotaryRows, norms: HeadNorms | None
+    qkv: torch.Tensor,
+    layer_cache: torch.Tensor,
+    rows: RotaryRows,
+    norms: HeadNorms | None,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotates the queries in place, writes keys and values; returns the queries.
 
     `qkv`: contiguous [T, (num_heads + 2 * num_kv_heads) * head_dim]; `layer_cache`:
-    [blocks, 2, num_kv_heads, block_size, head_dim], blocks any stride apart.
+    [blocks, 2, num_kv_heads, block_size, head_dim], blocks any stride apart. With `scales`,
+    float32 [blocks, 2, num_kv_heads, block_size], e4m3 numbers are written there.
     Returns a view [T, num_heads, head_dim] of `qkv`.
     """
     _, _, num_kv_heads, block_size, head_dim = layer_cache.shape
@@ -116,6 +139,7 @@ def rotate_and_write(
     rotary_write_kernel[(len(qkv), triton.cdiv(num_all, _TILE_HEADS))](
         qkv,
         layer_cache,
+        layer_cache if scales is None else scales,
         rows.cos,
         rows.sin,
         rows.slots,
@@ -123,13 +147,15 @@ def rotate_and_write(
         qkv if norms is None else norms.key,
         0.0 if norms is None else norms.epsilon,
         layer_cache.stride(0),
+        0 if scales is None else scales.stride(0),
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         HAS_NORMS=norms is not None,
+        IS_FP8=scales is not None,
         TILE_HEADS=_TILE_HEADS,
         TILE_HALF=triton.next_power_of_2(head_dim // 2),
-        num_warps=2,
+        num_warps=2 if scales is None else 4,
     )
     return heads[:, :num_heads]

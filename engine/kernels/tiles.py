@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+E4M3_SCALE = tl.constexpr(256.0)
+E4M3_LARGEST = tl.constexpr(448.0)
 MIN_DOT = 16
 """Least extent of a tile that a tensor core multiplies."""
 _TILE_BYTES = 16384
@@ -27,6 +29,9 @@ class AttentionShape:
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    """Of what is computed with."""
+    is_fp8: bool = False
+    """Whether the cache holds e4m3 numbers, which take registers to be converted."""
 
     @property
     def group(self) -> int:
@@ -69,6 +74,31 @@ def key_rows(
     """Element offsets (int64) of the positions' rows within a (layer, kv, head) of the cache."""
     blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=is_read, other=0)
     return blocks.to(tl.int64) * block_stride + (positions % BLOCK_SIZE) * HEAD_DIM
+
+
+@triton.jit
+def from_e4m3(bits):
+    """float16 numbers of which `E4M3_SCALE` times are those of the bits, exactly.
+
+    In float16 the same bits stand for 2**-8 of the number, also below the normal ones; so no
+    architecture needs instructions for fp8. Not-a-number is told by the scale.
+    """
+    wide = bits.to(tl.uint16)
+    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def to_e4m3(numbers):
+    """Bits uint8 of float32 numbers up to 448, rounded to the nearest, to even at a tie."""
+    bits = numbers.to(tl.uint32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    # Three bits of the mantissa stay, and the exponent counts from -7 instead of -127.
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    # From 2**14 on float32 has a unit of 2**-9, the smallest number of e4m3.
+    shifted = magnitude.to(tl.float32, bitcast=True) + 16384.0
+    tiny = shifted.to(tl.uint32, bitcast=True) - 0x46800000
+    rounded = tl.where(magnitude < 0x3C800000, tiny, tl.minimum(normal, 0x7E))
+    return (rounded | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
 @triton.jit

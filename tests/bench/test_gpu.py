@@ -23,7 +23,7 @@ def test_a_dry_run_checks_kernels_and_the_tokens_of_every_graph_mode() -> None:
     finished = run("--dry-run", "--json")
     summary = json.loads(finished.stdout.splitlines()[-1])
     assert (finished.returncode, summary["ok"]) == (0, True), finished.stderr
-    assert len(summary["checks"]) == 7
+    assert len(summary["checks"]) == 9
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from bench.drive import drive
 from core.sampling import SamplingParams
 from engine.batch import SampledToken
 from engine.engine import Engine, EngineConfig, load_engine
@@ -39,22 +40,24 @@ def make_sequence(
     return Sequence(name, 0, list(prompt), params, SCOPE)
 
 
-def run(engine: Engine, sequences: list[Sequence]) -> list[list[int]]:
+def run(engine: Engine, sequences: list[Sequence], *, is_async: bool = False) -> list[list[int]]:
     """Output tokens of each sequence, all started together."""
     for sequence in sequences:
         engine.scheduler.add(sequence)
-    while (batch := engine.scheduler.schedule()) is not None:
-        engine.scheduler.postprocess(batch, engine.runner.execute(batch))
+    drive(engine, is_async=is_async)
     assert engine.scheduler.audit() == []
     assert all(sequence.is_finished for sequence in sequences)
     return [sequence.output_token_ids for sequence in sequences]
 
 
-def run_prompts(engine: Engine, prompts: list[list[int]], num_outputs: int = 12) -> list[list[int]]:
+def run_prompts(
+    engine: Engine, prompts: list[list[int]], num_outputs: int = 12, *, is_async: bool = False
+) -> list[list[int]]:
     """Greedy outputs of each prompt, all started together."""
     return run(
         engine,
         [make_sequence(prompt, num_outputs, str(index)) for index, prompt in enumerate(prompts)],
+        is_async=is_async,
     )
 
 

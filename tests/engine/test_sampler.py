@@ -9,7 +9,9 @@ import torch
 import transformers
 
 from core.sampling import SamplingParams
+from engine.batch import ScheduledSequence
 from engine.sampler import draw, sample, sample_siblings, uniform
+from engine.sequence import Sequence
 from tests.engine.harness import make_prompt, make_sequence
 
 VOCAB_SIZE = 40
@@ -20,10 +22,15 @@ def make_logits(rows: int = 1, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> t
     return 2 * torch.randn(rows, vocab_size, generator=generator)
 
 
+def items_of(*sequences: Sequence) -> list[ScheduledSequence]:
+    """The steps that compute the newest token of each."""
+    return [ScheduledSequence.of(each, each.num_tokens - 1, 1) for each in sequences]
+
+
 def sample_one(logits: torch.Tensor, outputs: list[int], **sampling: object) -> int:
     sequence = make_sequence([1, 2, 2, 3], 50, **sampling)
     sequence.output_token_ids = outputs
-    return sample(logits.view(1, -1), [sequence])[0].token_id
+    return sample(logits.view(1, -1), items_of(sequence))[0].token_id
 
 
 def plain_distribution(logits: torch.Tensor, params: SamplingParams) -> dict[int, float]:
@@ -45,7 +52,7 @@ def plain_distribution(logits: torch.Tensor, params: SamplingParams) -> dict[int
 
 def test_greedy_takes_the_largest_logit_of_each_row() -> None:
     logits = make_logits(5)
-    tokens = sample(logits, [make_sequence([1]) for _ in range(5)])
+    tokens = sample(logits, items_of(*[make_sequence([1]) for _ in range(5)]))
     assert [token.token_id for token in tokens] == logits.argmax(-1).tolist()
 
 
@@ -98,7 +105,7 @@ def test_a_token_depends_on_seed_and_index_and_not_on_the_batch() -> None:
         sequence = make_sequence([1], 50, **sampling)
         sequence.output_token_ids = [0] * index
         rows = torch.cat((make_logits(7, seed=index), logits[None]))
-        assert sample(rows, [*others, sequence])[-1].token_id == expected
+        assert sample(rows, items_of(*others, sequence))[-1].token_id == expected
     assert len(set(alone)) > 5
     assert alone != [sample_one(logits, [0] * i, **{**sampling, "seed": 12}) for i in range(20)]
 
@@ -138,7 +145,7 @@ def test_the_repetition_penalty_equals_that_of_transformers() -> None:
         sequence.output_token_ids = [4, 4, int(logits.argmax())]
         history = torch.tensor([prompt + sequence.output_token_ids])
         expected = int(processor(history, logits.clone()).argmax())
-        assert sample(logits, [sequence])[0].token_id == expected
+        assert sample(logits, items_of(sequence))[0].token_id == expected
 
 
 def test_presence_and_frequency_count_outputs_only() -> None:
@@ -168,17 +175,17 @@ def test_siblings_are_what_the_sequence_would_get_with_their_seeds() -> None:
     sequence = make_sequence([1, 2, 3], **sampling)
     sequence.sibling_seeds = (0, 5, 2**64 - 1)
     expected = [
-        sample(logits[None], [make_sequence([1, 2, 3], seed=seed, **sampling)])[0]
+        sample(logits[None], items_of(make_sequence([1, 2, 3], seed=seed, **sampling)))[0]
         for seed in sequence.sibling_seeds
     ]
-    assert list(sample_siblings(logits, sequence)) == expected
+    assert list(sample_siblings(logits, items_of(sequence)[0])) == expected
     assert len({token.token_id for token in expected}) == 3
 
 
 def test_the_callers_logits_are_left_alone() -> None:
     logits = make_logits().double()
     before = logits.clone()
-    sample(logits, [make_sequence([1], logit_bias=((3, 5.0),), repetition_penalty=2.0)])
+    sample(logits, items_of(make_sequence([1], logit_bias=((3, 5.0),), repetition_penalty=2.0)))
     assert torch.equal(logits, before)
 
 
@@ -196,7 +203,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     sequence = make_sequence(
         [1], temperature=0.5, top_k=1, repetition_penalty=3.0, logit_bias=((7, 9.0),), logprobs=3
     )
-    token = sample(logits, [sequence])[0]
+    token = sample(logits, items_of(sequence))[0]
     expected = logits[0].log_softmax(-1)
     assert token.logprobs is not None
     assert token.logprobs.chosen == pytest.approx(float(expected[token.token_id]))
@@ -205,7 +212,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
 
 
 def test_zero_logprobs_give_the_chosen_one_alone() -> None:
-    token = sample(make_logits(), [make_sequence([1], logprobs=0)])[0]
+    token = sample(make_logits(), items_of(make_sequence([1], logprobs=0)))[0]
     assert token.logprobs is not None
     assert token.logprobs.top == ()
 
@@ -214,6 +221,6 @@ def test_zero_logprobs_give_the_chosen_one_alone() -> None:
 def test_logits_that_are_not_finite_give_no_token_and_harm_no_other_row(value: float) -> None:
     logits = make_logits(3)
     logits[1, 7] = value
-    tokens = sample(logits, [make_sequence([1]), make_sequence([1]), make_sequence([1])])
+    tokens = sample(logits, items_of(*[make_sequence([1]) for _ in range(3)]))
     assert tokens[1] is None
     assert [tokens[row].token_id for row in (0, 2)] == logits[[0, 2]].argmax(dim=-1).tolist()

@@ -171,11 +171,11 @@ def test_a_sequence_aborted_in_a_step_keeps_its_blocks_until_the_step_is_over() 
     scheduler.add(sequence)
     batch = scheduler.schedule()
     assert batch is not None
-    assert scheduler.abort(sequence.key) is scheduler.abort(sequence.key) is sequence
-    assert pool_of(scheduler).stats().referenced == 2 and sequence.block_table == [0, 1]
+    assert scheduler.abort(sequence.key) is sequence and sequence.is_finished
+    assert scheduler.abort(sequence.key) is None and not scheduler.has_work
+    assert pool_of(scheduler).stats().referenced == 2 and scheduler.audit() == []
     assert scheduler.postprocess(batch, result_of(batch)) == []
-    assert pool_of(scheduler).stats().referenced == 0 and sequence.is_finished
-    assert sequence.output_token_ids == [] and scheduler.abort(sequence.key) is None
+    assert pool_of(scheduler).stats().referenced == 0 and sequence.output_token_ids == []
 
 
 def test_blocks_with_an_own_reference_outlive_the_sequence() -> None:

@@ -1,4 +1,4 @@
-"""Any interleaving of arrivals, imports, aborts and steps on a tiny pool ends well.
+"""Any interleaving of arrivals, imports, aborts, steps and steps ahead on a tiny pool ends well.
 
 The runner's memory remembers, for every slot, the token history that was written there. So
 a block that was freed under a step, cached before it was computed, or shared wrongly shows
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from core.hashing import block_hashes
-from engine.batch import SampledToken, StepBatch, StepResult
+from engine.batch import SampledToken, ScheduledSequence, StepBatch, StepResult
 from engine.block_pool import BlockPool
 from engine.fork import fork, num_copies
 from engine.scheduler import Scheduler
@@ -32,8 +32,8 @@ def next_token(history: History) -> int:
     return hash(history) % 2
 
 
-def tokens_of(sequence: Sequence) -> History:
-    return tuple(sequence.token_slice(0, sequence.num_tokens))
+def slot_of(block_table: list[int], position: int) -> int:
+    return block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
 
 
 class Memory:
@@ -41,15 +41,16 @@ class Memory:
 
     def __init__(self) -> None:
         self.slots: dict[int, History] = {}
+        self.last: dict[Sequence, int] = {}
+        """What the step before has yielded, as the runner keeps it."""
 
-    def write(self, sequence: Sequence, start: int, end: int) -> None:
-        for position in range(start, end):
-            self.slots[self._slot(sequence, position)] = tokens_of(sequence)[: position + 1]
+    def write(self, block_table: list[int], history: History, start: int) -> None:
+        for position in range(start, len(history)):
+            self.slots[slot_of(block_table, position)] = history[: position + 1]
 
-    def check(self, sequence: Sequence, end: int) -> None:
-        for position in range(end):
-            held = self.slots.get(self._slot(sequence, position))
-            assert held == tokens_of(sequence)[: position + 1]
+    def check(self, block_table: list[int], history: History) -> None:
+        for position in range(len(history)):
+            assert self.slots.get(slot_of(block_table, position)) == history[: position + 1]
 
     def copy(self, source: int, destination: int) -> None:
         for offset in range(BLOCK_SIZE):
@@ -57,28 +58,32 @@ class Memory:
             self.slots[destination * BLOCK_SIZE + offset] = held
 
     def execute(self, batch: StepBatch) -> StepResult:
+        histories = [self.history_of(item) for item in batch.sequences]
         for item in batch.sequences:
-            source = item.sequence.copy_source
-            if source is not None:
-                self.copy(source, item.sequence.block_table[item.start // BLOCK_SIZE])
-        for item in batch.sequences:
-            self.write(item.sequence, item.start, item.start + item.num_tokens)
-        for item in batch.sequences:
-            self.check(item.sequence, item.start + item.num_tokens)
-        return StepResult(
-            tuple(
-                SampledToken(next_token(tokens_of(item.sequence))) if item.samples else None
-                for item in batch.sequences
-            )
-        )
+            if item.copy_source is not None:
+                self.copy(item.copy_source, item.block_table[item.start // BLOCK_SIZE])
+        for item, history in zip(batch.sequences, histories, strict=True):
+            self.write(item.block_table, history, item.start)
+        for item, history in zip(batch.sequences, histories, strict=True):
+            self.check(item.block_table, history)
+        tokens = [
+            SampledToken(next_token(history)) if item.samples else None
+            for item, history in zip(batch.sequences, histories, strict=True)
+        ]
+        pairs = zip(batch.sequences, tokens, strict=True)
+        self.last = {item.sequence: token.token_id for item, token in pairs if token is not None}
+        return StepResult(tuple(tokens))
 
-    @staticmethod
-    def _slot(sequence: Sequence, position: int) -> int:
-        block_id = sequence.block_table[position // BLOCK_SIZE]
-        return block_id * BLOCK_SIZE + position % BLOCK_SIZE
+    def history_of(self, item: ScheduledSequence) -> History:
+        """All tokens up to the end of the item."""
+        known = tuple(item.sequence.token_slice(0, item.start + item.num_tokens))
+        if not item.awaits_token:
+            return known
+        return (*known[: item.start], self.last[item.sequence])
 
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=MAX_MODEL_LEN - 1)
+stops = st.sampled_from([(), (1,)])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -104,14 +109,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.scheduler = Scheduler(self.config, self.pool)
         self.memory = Memory()
-        self.batch: StepBatch | None = None
+        self.flights: list[StepBatch] = []
+        self.results: list[StepResult] = []
+        """Of the first flights: what was computed and is not booked yet."""
         self.added: list[Sequence] = []
         self.aborted: set[Sequence] = set()
         self.foreign: list[int] = []
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 8))
-    def add(self, prompt: list[int], max_tokens: int) -> None:
-        sequence = make_sequence(str(len(self.added)), prompt, max_tokens=max_tokens)
+    @rule(prompt=prompts, max_tokens=st.integers(1, 8), stops=stops)
+    def add(self, prompt: list[int], max_tokens: int, stops: tuple[int, ...]) -> None:
+        sequence = make_sequence(
+            str(len(self.added)), prompt, max_tokens=max_tokens, stop_token_ids=stops
+        )
         self.added.append(sequence)
         self.scheduler.add(sequence)
 
@@ -141,24 +150,39 @@ class SchedulerMachine(RuleBasedStateMachine):
             sequence.copy_source = branch.copy_source
             sequence.num_computed_tokens = len(prompt)
             if choice == 0:
-                self.memory.write(sequence, len(held) * BLOCK_SIZE, len(prompt))
-                self.memory.check(sequence, len(prompt))
+                self.memory.write(table, tuple(prompt), len(held) * BLOCK_SIZE)
+                self.memory.check(table, tuple(prompt))
             self.scheduler.add_computed(sequence)
 
     @rule()
     def begin_step(self) -> None:
-        if self.batch is None:
-            self.batch = self.scheduler.schedule()
-            if self.batch is not None:
-                self.check_limits(self.batch)
+        if not self.flights:
+            self.note(self.scheduler.schedule())
+
+    @rule()
+    def begin_step_ahead(self) -> None:
+        if len(self.flights) == 1:
+            self.note(self.scheduler.schedule_ahead())
+
+    def note(self, batch: StepBatch | None) -> None:
+        if batch is not None:
+            self.flights.append(batch)
+            self.check_limits(batch)
+
+    @rule()
+    def compute(self) -> None:
+        if len(self.results) < len(self.flights):
+            self.results.append(self.memory.execute(self.flights[len(self.results)]))
 
     @rule()
     def end_step(self) -> None:
-        if self.batch is None:
+        if not self.flights:
             return
-        batch, self.batch = self.batch, None
-        updates = self.scheduler.postprocess(batch, self.memory.execute(batch))
-        alive = [item.sequence for item in batch.sequences if item.sequence not in self.aborted]
+        if not self.results:
+            self.compute()
+        batch = self.flights.pop(0)
+        alive = [item.sequence for item in batch.sequences if not item.sequence.is_finished]
+        updates = self.scheduler.postprocess(batch, self.results.pop(0))
         assert [update.sequence for update in updates] == alive
 
     @rule(data=st.data())
@@ -210,10 +234,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.give_them_back()
         num_steps = 0
-        while self.scheduler.has_work:
+        while self.scheduler.has_work or self.flights:
             self.end_step()
             self.begin_step()
-            assert self.batch is not None or not self.scheduler.has_work, "nothing can run"
+            self.begin_step_ahead()
+            assert self.flights or not self.scheduler.has_work, "nothing can run"
             assert self.scheduler.audit() == []
             num_steps += 1
             assert num_steps < 1000, "no end in sight"
@@ -230,7 +255,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             history += (token_id,)
         if sequence not in self.aborted:
             room = MAX_MODEL_LEN - len(sequence.prompt_token_ids)
-            assert len(sequence.output_token_ids) == min(sequence.sampling.max_tokens, room)
+            most = min(sequence.sampling.max_tokens, room)
+            outputs = sequence.output_token_ids
+            is_stopped = outputs[-1] in sequence.sampling.stop_token_ids
+            assert len(outputs) == most or (is_stopped and len(outputs) < most)
+            assert not any(token in sequence.sampling.stop_token_ids for token in outputs[:-1])
 
 
 TestScheduler = SchedulerMachine.TestCase

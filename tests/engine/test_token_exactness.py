@@ -43,6 +43,12 @@ def kernels(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(params=[False, True], ids=["in turn", "ahead"])
+def is_async(request: pytest.FixtureRequest) -> bool:
+    """Whether steps are planned ahead."""
+    return bool(request.param)
+
+
 def test_outputs_wander_so_that_equality_means_something(variant: tuple[Path, Tokens]) -> None:
     _, expected = variant
     assert all(len(set(tokens)) >= 5 for tokens in expected)
@@ -55,18 +61,19 @@ def test_each_prompt_alone_gives_the_reference_tokens(variant: tuple[Path, Token
 
 
 def test_a_mixed_batch_gives_the_reference_tokens(
-    variant: tuple[Path, Tokens], kernels: str
+    variant: tuple[Path, Tokens], kernels: str, is_async: bool
 ) -> None:
     folder, expected = variant
-    assert run_prompts(make_engine(folder, cpu_kernels=kernels), PROMPTS) == expected
+    engine = make_engine(folder, cpu_kernels=kernels)
+    assert run_prompts(engine, PROMPTS, is_async=is_async) == expected
 
 
 def test_chunks_of_a_prompt_give_the_reference_tokens(
-    variant: tuple[Path, Tokens], kernels: str
+    variant: tuple[Path, Tokens], kernels: str, is_async: bool
 ) -> None:
     folder, expected = variant
     engine = make_engine(folder, cpu_kernels=kernels, max_num_batched_tokens=13, max_num_seqs=13)
-    assert run_prompts(engine, PROMPTS) == expected
+    assert run_prompts(engine, PROMPTS, is_async=is_async) == expected
 
 
 def test_a_cached_prefix_gives_the_reference_tokens(variant: tuple[Path, Tokens]) -> None:
@@ -78,12 +85,12 @@ def test_a_cached_prefix_gives_the_reference_tokens(variant: tuple[Path, Tokens]
 
 
 def test_preemption_in_a_tiny_pool_gives_the_reference_tokens(
-    variant: tuple[Path, Tokens],
+    variant: tuple[Path, Tokens], is_async: bool
 ) -> None:
     folder, expected = variant
     engine = make_engine(folder, num_gpu_blocks_override=8, block_size=8, max_model_len=64)
     sequences = [make_sequence(prompt, name=str(len(prompt))) for prompt in PROMPTS[:5]]
-    assert run(engine, sequences) == expected[:5]
+    assert run(engine, sequences, is_async=is_async) == expected[:5]
     assert sum(sequence.num_preemptions for sequence in sequences) > 0
 
 
@@ -98,8 +105,8 @@ def test_blocks_full_of_nan_from_an_earlier_use_change_nothing(
 
 @pytest.mark.parametrize("mode", ["PIECEWISE", "FULL"])
 def test_steps_padded_to_the_sizes_of_graphs_give_the_reference_tokens(
-    variant: tuple[Path, Tokens], mode: str
+    variant: tuple[Path, Tokens], mode: str, is_async: bool
 ) -> None:
     folder, expected = variant
     engine = make_engine(folder, graph_mode=mode, capture_sizes=(4, 5, 16, 300))
-    assert run_prompts(engine, PROMPTS) == expected
+    assert run_prompts(engine, PROMPTS, is_async=is_async) == expected

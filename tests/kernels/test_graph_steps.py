@@ -12,6 +12,7 @@ import pytest
 
 from bench.gpu_model import RunAgain
 from engine.attention.triton import TritonAttention, TritonSettings
+from engine.batch import StepResult
 from engine.engine import Engine
 from engine.gpu_runner import make_gpu_runner, measure_graph_bytes, run_largest_step
 from engine.graphs import GraphMode, GraphOptions
@@ -35,8 +36,10 @@ def triton_runner(engine: Engine, mode: GraphMode, sizes: tuple[int, ...]) -> Mo
     return make_gpu_runner(triton_model(engine), options, 4, RunAgain(), lambda _: None)
 
 
-def outputs(engine: Engine, runner: ModelRunner | None = None) -> list[list[int]]:
-    """Some greedy, some drawn; one needs the host's sampler."""
+def outputs(
+    engine: Engine, runner: ModelRunner | None = None, *, is_async: bool = False
+) -> list[list[int]]:
+    """Some greedy, some drawn; one needs the host's sampler, and while it runs, all steps wait."""
     if runner is not None:
         object.__setattr__(engine, "runner", runner)
     settings: list[dict[str, object]] = [
@@ -50,6 +53,7 @@ def outputs(engine: Engine, runner: ModelRunner | None = None) -> list[list[int]
             make_sequence(prompt, 2 + number // 2, str(number), **setting)
             for number, (prompt, setting) in enumerate(zip(PROMPTS, settings, strict=True))
         ],
+        is_async=is_async,
     )
 
 
@@ -70,6 +74,29 @@ def test_every_mode_gives_the_tokens_of_the_reference(
     engine = make_engine(folder, max_num_batched_tokens=8, max_num_seqs=4)
     engine.kv_cache.data.fill_(float("nan"))
     assert outputs(engine, triton_runner(engine, mode, (2, 8))) == expected
+
+
+@pytest.mark.parametrize("mode", [GraphMode.NONE, GraphMode.FULL_AND_PIECEWISE])
+def test_steps_planned_ahead_give_the_tokens_of_the_reference(
+    folder: Path, expected: list[list[int]], mode: GraphMode
+) -> None:
+    engine = make_engine(folder, max_num_batched_tokens=8, max_num_seqs=4)
+    assert outputs(engine, triton_runner(engine, mode, (2, 8)), is_async=True) == expected
+
+
+def test_a_device_that_chooses_all_tokens_yields_them_late(folder: Path) -> None:
+    engine = make_engine(folder)
+    runner = triton_runner(engine, GraphMode.FULL_DECODE_ONLY, (4,))
+    engine.scheduler.add(make_sequence(PROMPTS[0], 3))
+    first = engine.scheduler.schedule()
+    second = engine.scheduler.schedule_ahead()
+    assert first is not None and second is not None
+    late = [runner.launch(batch) for batch in (first, second)]
+    assert not any(isinstance(each, StepResult) for each in late)
+    engine.scheduler.postprocess(first, late[0].wait())
+    engine.scheduler.postprocess(second, late[1].wait())
+    expected = run(make_engine(folder), [make_sequence(PROMPTS[0], 2)])
+    assert [first.sequences[0].sequence.output_token_ids] == expected
 
 
 @pytest.mark.slow

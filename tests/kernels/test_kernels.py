@@ -33,6 +33,9 @@ DECODES = {
     "odd sizes": AttentionCase(RAGGED, num_heads=7, num_kv_heads=1, head_dim=24, block_size=4),
     "no groups, float16": AttentionCase(RAGGED, num_kv_heads=4, head_dim=80, dtype=HALF),
     "blocks of 64": AttentionCase(RAGGED, block_size=64, head_dim=128, num_processors=16),
+    "fp8, split": AttentionCase(RAGGED, num_processors=64, is_fp8=True),
+    "fp8 in float16, a window": AttentionCase(RAGGED, window=70, dtype=HALF, is_fp8=True),
+    "fp8, odd sizes": AttentionCase(RAGGED, 7, 1, head_dim=24, block_size=4, is_fp8=True),
 }
 PREFILLS = {
     "chunks": AttentionCase(CHUNKS),
@@ -42,6 +45,10 @@ PREFILLS = {
     "odd sizes": AttentionCase(CHUNKS, num_heads=9, num_kv_heads=3, head_dim=24, block_size=4),
     "no groups, float16": AttentionCase(CHUNKS, num_kv_heads=4, head_dim=96, dtype=HALF),
     "blocks of 64": AttentionCase(CHUNKS, block_size=64, head_dim=256, dtype=HALF),
+    "fp8 after decodes": AttentionCase((*RAGGED, *CHUNKS), num_processors=16, is_fp8=True),
+    "fp8 in float16, a window": AttentionCase(
+        CHUNKS, window=17, block_size=32, dtype=HALF, is_fp8=True
+    ),
 }
 ROWS = {
     "rotation": RotaryCase(has_norms=False),

@@ -19,3 +19,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected():  # type: ignore[no-untyped-def]
     model = tiny_models.random_model(tiny_models.VARIANTS["llama"])
     return lambda prompt, num_outputs=8: reference_tokens(model, prompt, num_outputs)
+
+
+@pytest.fixture(params=["0", "1"], ids=["in turn", "ahead"])
+def scheduling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether workers plan steps ahead."""
+    monkeypatch.setenv("BATON_ASYNC_SCHEDULING", request.param)

@@ -19,7 +19,6 @@ from core.errors import BatonError, from_detail
 from core.rpc import RpcServer, open_channel
 from decode_svc.service import DecodeService
 from engine.engine import load_engine
-from engine.kv_cache import LAYOUT_NAME
 from kvtransfer.base import MemoryRegion
 from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity
@@ -67,7 +66,7 @@ async def worker(
         fingerprint = types_pb2.Fingerprint(
             model=folder.name,
             dtype=engine.dtype,
-            layout=LAYOUT_NAME,
+            layout=engine.kv_cache.shape.layout_name,
             block_size=engine.pool.block_size,
             block_bytes=engine.kv_cache.block_bytes,
             hash_seed="test",

@@ -13,6 +13,8 @@ from core.sampling import choice_seed
 from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, Result, pair
 
+pytestmark = pytest.mark.usefixtures("scheduling")
+
 SEED = 44
 """With it no draw of these tests falls near the border of two tokens, where rounding decides:
 the nearest comes within 9e-6, and a prefill's KV differs from a decode's by some 3e-7."""

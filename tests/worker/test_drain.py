@@ -16,6 +16,8 @@ from tests.worker.pair import Worker, pair
 from tests.worker.reads import StuckPull, until
 from worker.drain import drain
 
+pytestmark = pytest.mark.usefixtures("scheduling")
+
 SERVING = health_pb2.HealthCheckResponse.ServingStatus
 
 

@@ -16,6 +16,8 @@ from engine.batch import StepResult
 from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, flip_a_byte_of, pair, worker
 
+pytestmark = pytest.mark.usefixtures("scheduling")
+
 
 @pytest.mark.parametrize("transport", ["tcp", "nixl", "ucxx"])
 async def test_tokens_equal_those_of_transformers_at_every_block_boundary(

@@ -14,6 +14,8 @@ from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, pair
 from tests.worker.reads import StuckPull, until
 
+pytestmark = pytest.mark.usefixtures("scheduling")
+
 RENEWING = {"lease_s": 0.03}
 """Of decode: it renews every 10 ms what prefill, by its own setting, leases for 10 s."""
 

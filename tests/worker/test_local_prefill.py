@@ -13,6 +13,8 @@ from tests import tiny_models
 from tests.engine.harness import make_prompt, reference_tokens
 from tests.worker.pair import Pair, Result, pair
 
+pytestmark = pytest.mark.usefixtures("scheduling")
+
 
 @pytest.fixture(scope="module")
 def expected():  # type: ignore[no-untyped-def]
