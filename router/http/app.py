@@ -81,7 +81,7 @@ class HttpApi:
 
     async def completions(self, call: Call) -> None:
         data = await _json(call)
-        body = await off_loop(len(data), parse_body, CompletionBody, data)
+        body = await off_loop(data, parse_body, CompletionBody, data)
         call.names = renamed_fields(body)
         limits = self.shared.current_limits()
         check_model(body.model, limits)
@@ -91,10 +91,10 @@ class HttpApi:
 
     async def chat_completions(self, call: Call) -> None:
         data = await _json(call)
-        body = await off_loop(len(data), parse_body, ChatBody, data)
+        body = await off_loop(data, parse_body, ChatBody, data)
         call.names = renamed_fields(body)
         check_model(body.model, self.shared.limits)
-        job = await off_loop(len(data), chat_job, body, call.request_id)
+        job = await off_loop(data, chat_job, body, call.request_id)
         form = ChatFormat(job, self._reply(call), self.shared.tokenizer)
         await answer(call, job, form, self.table, call.timeout_s(self.request_timeout_s))
 
@@ -110,13 +110,13 @@ class HttpApi:
 
     async def tokenize(self, call: Call) -> None:
         data = await _json(call)
-        body = await off_loop(len(data), parse_body, TokenizeBody, data)
+        body = await off_loop(data, parse_body, TokenizeBody, data)
         async with self._counted(call):
             await call.reply_json(await tokenized(body, self.shared))
 
     async def detokenize(self, call: Call) -> None:
         data = await _json(call)
-        body = await off_loop(len(data), parse_body, DetokenizeBody, data)
+        body = await off_loop(data, parse_body, DetokenizeBody, data)
         async with self._counted(call):
             await call.reply_json(await detokenized(body, self.shared))
 
