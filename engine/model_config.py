@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import StartupError
-from engine.rope import RopeConfig
+from engine.rope import RopeConfig, positive_number
 
 RawConfig = Mapping[str, Any]
 
@@ -69,6 +69,8 @@ _COMMON_DEFAULTS: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
     "max_window_layers": 28,
 }
+_MAX_LAYERS = 4096
+_INT32_MAX = 2**31 - 1
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -131,7 +133,7 @@ class ModelConfig:
         _refuse_unsupported(keys)
         num_heads = _positive(keys, "num_attention_heads")
         hidden_size = _positive(keys, "hidden_size")
-        num_layers = _positive(keys, "num_hidden_layers")
+        num_layers = _positive(keys, "num_hidden_layers", most=_MAX_LAYERS)
         num_kv_heads = _positive(keys, "num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
             raise StartupError(
@@ -150,7 +152,7 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=float(keys["rms_norm_eps"]),
+            rms_norm_eps=positive_number(keys, "rms_norm_eps"),
             max_position_embeddings=max_positions,
             has_qkv_bias=flag if architecture.qkv_bias is None else architecture.qkv_bias,
             has_o_bias=flag if architecture.qkv_bias is None else False,
@@ -165,6 +167,8 @@ class ModelConfig:
 
 def _architecture_name(raw: RawConfig) -> str:
     names = raw.get("architectures") or []
+    if not isinstance(names, list):
+        raise StartupError(f"config.json: architectures must be a list, is {names!r}")
     for name in names:
         if name in _ARCHITECTURES:
             return str(name)
@@ -184,8 +188,10 @@ def _refuse_unsupported(keys: RawConfig) -> None:
         )
 
 
-def _positive(keys: RawConfig, name: str, default: int | None = None) -> int:
-    """The integer `keys[name]`; `default` where it is absent or null."""
+def _positive(
+    keys: RawConfig, name: str, default: int | None = None, most: int = _INT32_MAX
+) -> int:
+    """The integer `keys[name]`, up to `most`; `default` where it is absent or null."""
     value = keys.get(name)
     if value is None:
         value = default
@@ -193,6 +199,8 @@ def _positive(keys: RawConfig, name: str, default: int | None = None) -> int:
         raise StartupError(f"config.json: {name} is missing")
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise StartupError(f"config.json: {name} must be a positive integer, is {value!r}")
+    if value > most:
+        raise StartupError(f"config.json: {name} must be at most {most}, is {value!s:.12}")
     return value
 
 
@@ -210,8 +218,12 @@ def _windows(
         return (None,) * num_layers
     layer_types = keys.get("layer_types")
     if layer_types is None:
-        first = int(keys["max_window_layers"])
+        first = keys["max_window_layers"]
+        if not isinstance(first, int):
+            raise StartupError(f"config.json: max_window_layers must be an integer, is {first!r}")
         return tuple(window if layer >= first else None for layer in range(num_layers))
+    if not isinstance(layer_types, list):
+        raise StartupError(f"config.json: layer_types must be a list, is {layer_types!r}")
     if len(layer_types) != num_layers:
         raise StartupError(
             f"config.json: layer_types has {len(layer_types)} entries for {num_layers} layers"

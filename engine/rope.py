@@ -20,6 +20,7 @@ from core.errors import StartupError
 
 _SUPPORTED = ("default", "linear", "dynamic", "llama3", "yarn")
 _DEFAULT_THETA = 10000.0
+_MAX_FLOAT32 = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class RopeConfig:
         if head_dim % 2:
             raise StartupError(f"config.json: head_dim must be even, is {head_dim}")
         scaling = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
+        if not isinstance(scaling, Mapping):
+            raise StartupError(f"config.json: rope_scaling must be an object, is {scaling!r}")
         rope_type = scaling.get("rope_type", scaling.get("type", "default"))
         if rope_type not in _SUPPORTED or any(isinstance(v, Mapping) for v in scaling.values()):
             raise StartupError(
@@ -55,25 +58,23 @@ class RopeConfig:
         for source in (scaling, keys):
             if (source.get("partial_rotary_factor") or 1.0) != 1.0:
                 raise StartupError("partial_rotary_factor other than 1 is not supported")
-        theta = float(scaling.get("rope_theta") or keys.get("rope_theta") or _DEFAULT_THETA)
+        source = scaling if scaling.get("rope_theta") else keys
+        theta = positive_number(source, "rope_theta", _DEFAULT_THETA)
         plain = cls(head_dim=head_dim, theta=theta, rope_type=rope_type)
         if rope_type in ("default", "dynamic"):
             return plain
-        original = int(
-            keys.get("original_max_position_embeddings")
-            or scaling.get("original_max_position_embeddings")
-            or max_positions
-        )
+        source = keys if keys.get("original_max_position_embeddings") else scaling
+        original = int(positive_number(source, "original_max_position_embeddings", max_positions))
         if rope_type == "yarn":
             return _read_yarn(plain, scaling, original, max_positions)
-        stretched = replace(plain, factor=_number(scaling, "factor"))
+        stretched = replace(plain, factor=positive_number(scaling, "factor"))
         if rope_type == "linear":
             return stretched
         return replace(
             stretched,
             original_max_positions=original,
-            low_freq_factor=_number(scaling, "low_freq_factor"),
-            high_freq_factor=_number(scaling, "high_freq_factor"),
+            low_freq_factor=positive_number(scaling, "low_freq_factor"),
+            high_freq_factor=positive_number(scaling, "high_freq_factor"),
         )
 
 
@@ -157,23 +158,23 @@ def _dimension_of(rope: RopeConfig, num_rotations: float) -> float:
 def _read_yarn(
     plain: RopeConfig, scaling: Mapping[str, Any], original: int, max_positions: int
 ) -> RopeConfig:
-    factor = max_positions / original
-    if scaling.get("factor") is not None:
-        factor = _number(scaling, "factor")
-    attention_factor = scaling.get("attention_factor")
-    if attention_factor is None:
-        attention_factor = _mscale(factor, 1.0)
-        numerator, denominator = scaling.get("mscale"), scaling.get("mscale_all_dim")
-        if numerator and denominator:
-            attention_factor = _mscale(factor, numerator) / _mscale(factor, denominator)
+    factor = positive_number(scaling, "factor", max_positions / original)
+    attention_factor = _mscale(factor, 1.0)
+    if scaling.get("attention_factor") is not None:
+        attention_factor = positive_number(scaling, "attention_factor")
+    elif scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        numerator, denominator = (
+            positive_number(scaling, name) for name in ("mscale", "mscale_all_dim")
+        )
+        attention_factor = _mscale(factor, numerator) / _mscale(factor, denominator)
     return replace(
         plain,
         factor=factor,
         original_max_positions=original,
-        beta_fast=float(scaling.get("beta_fast") or 32),
-        beta_slow=float(scaling.get("beta_slow") or 1),
+        beta_fast=positive_number(scaling, "beta_fast", 32),
+        beta_slow=positive_number(scaling, "beta_slow", 1),
         truncate=bool(scaling.get("truncate", True)),
-        attention_factor=float(attention_factor),
+        attention_factor=attention_factor,
     )
 
 
@@ -181,10 +182,10 @@ def _mscale(factor: float, scale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def _number(scaling: Mapping[str, Any], name: str) -> float:
-    value = scaling.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise StartupError(
-            f"config.json: rope scaling {dict(scaling)} needs {name} as a positive number"
-        )
-    return float(value)
+def positive_number(keys: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """`keys[name]` of config.json; `default` where it is absent, null or 0. Raises StartupError."""
+    value: Any = keys.get(name) or default
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and 0 < value <= _MAX_FLOAT32:
+        return float(value)
+    raise StartupError(f"config.json: {name} must be a positive number, is {keys.get(name)!r:.40}")

@@ -77,8 +77,8 @@ def test_a_null_yarn_factor_is_the_ratio_of_the_lengths() -> None:
     ("scaling", "message"),
     [
         ({"rope_type": "longrope"}, "rope type 'longrope'.*supported: default, linear"),
-        ({"rope_type": "linear"}, "needs factor as a positive number"),
-        ({"rope_type": "llama3", "factor": 8.0}, "needs low_freq_factor"),
+        ({"rope_type": "linear"}, "factor must be a positive number, is None"),
+        ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor must be a positive number"),
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"full_attention": {"rope_type": "default"}}, "is not supported"),
     ],
