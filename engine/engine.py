@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,7 +112,10 @@ def load_engine(config: EngineConfig, progress: Callable[[str], None]) -> Engine
     weights = load_weights(
         config.model, model_config, _DTYPES[dtype], device, progress, kernels.pack
     )
-    progress(f"weights loaded in {time.monotonic() - began:.1f} s ({dtype}, {device})")
+    progress(
+        f"weights loaded in {time.monotonic() - began:.1f} s ({dtype}, {device}), "
+        f"peak memory {_peak_bytes(device) / 2**20:.0f} MiB"
+    )
     shape = _block_shape(config, model_config, _DTYPES[dtype])
     gpu = _load_gpu(model_config, weights, shape, context_length, options)
     kv_cache = _allocate_kv_cache(config, shape, device, gpu)
@@ -203,6 +207,13 @@ def _block_shape(config: EngineConfig, model_config: ModelConfig, dtype: torch.d
         head_dim=model_config.head_dim,
         dtype=dtype,
     )
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """The most memory that was in use so far: on a GPU by torch, else by the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _allocate_kv_cache(
