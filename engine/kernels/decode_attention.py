@@ -191,7 +191,7 @@ def decode_attention(
         TILE_GROUP=max(MIN_DOT, triton.next_power_of_2(shape.group)),
         TILE_DIM=shape.tile_dim,
         TILE_KEYS=shape.tile_keys,
-        num_warps=4,
+        num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )
     if num_splits > 1:

@@ -48,7 +48,12 @@ def cut_into_tiles(num_tokens: Sequence[int], size: int) -> list[tuple[int, int]
 
 def _tile_rows(shape: AttentionShape) -> int:
     """Rows of a tile: as many as registers hold beside the running result."""
-    rows = 32 if shape.dtype.itemsize > 2 else 64 if shape.tile_dim > 128 else 128
+    if shape.dtype.itemsize > 2:
+        # Masks of a head_dim that is no power of two take registers, too.
+        is_wide = shape.tile_dim > 128 or shape.head_dim < shape.tile_dim
+        rows = 16 if is_wide else 32
+    else:
+        rows = 64 if shape.tile_dim > 128 else 128
     return max(rows, int(triton.next_power_of_2(shape.group)))
 
 
@@ -163,6 +168,6 @@ def prefill_attention(
         TILE_GROUP=triton.next_power_of_2(shape.group),
         TILE_DIM=shape.tile_dim,
         TILE_KEYS=shape.tile_keys,
-        num_warps=8 if _tile_rows(shape) > 64 else 4,
+        num_warps=8 if _tile_rows(shape) > 64 else shape.num_warps,
         num_stages=shape.num_stages,
     )

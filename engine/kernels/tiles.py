@@ -48,6 +48,11 @@ class AttentionShape:
         return min(most, max(MIN_DOT, keys))
 
     @property
+    def num_warps(self) -> int:
+        """More where the products of float32 and a long row would not fit the registers."""
+        return 8 if self.dtype.itemsize > 2 and self.tile_dim > 128 else 4
+
+    @property
     def num_stages(self) -> int:
         return 3 if self.dtype.itemsize == 2 else 2
 
