@@ -16,7 +16,6 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
-from core.api_keys import ApiKeys
 from core.errors import InvalidArgument, StartupError
 from core.http_server import HttpServer
 from core.model_folder import ModelFolder, model_digest, resolve_model
@@ -82,7 +81,6 @@ class Router:
 
     def __init__(self, settings: RouterSettings) -> None:
         folder = ModelFolder.load(resolve_model(settings.model))
-        keys = ApiKeys.load(settings.api_keys) if settings.api_keys else ApiKeys({})
         router_id = f"router-{uuid.uuid4().hex[:8]}"
         rng = random.Random()
         self._tracer = make_tracer(
@@ -94,7 +92,7 @@ class Router:
         self._is_draining = False
         self._pool = _pool(settings, self._redis, router_id, folder)
         self._breaker = Breaker()
-        self._tenants = TenantBook(settings.tenants, keys)
+        self._tenants = TenantBook(settings.tenants, settings.api_keys)
         self._quotas = Quotas(self._redis, router_id, self._tasks)
         self._admission = _admission(settings, self._pool, self._quotas, rng)
         self._exchange = LoadExchange(self._redis, router_id, lambda: self._pool.links)

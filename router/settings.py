@@ -31,7 +31,8 @@ class RouterSettings(TlsSettings, TracingSettings):
     )
     api_keys: Path | None = Field(
         None,
-        description="File of API keys, lines of KEY or KEY TENANT; without it all may call",
+        description="File of API keys, lines of KEY or KEY TENANT; read again on change; "
+        "without it all may call",
     )
     cors_origins: str = Field(
         "",

@@ -4,7 +4,6 @@ import hashlib
 
 import pytest
 
-from core.api_keys import ApiKeys
 from core.errors import StartupError, Unauthenticated
 from router.tenant_file import TenantBook
 from router.tenants import Quota, ServiceClass, TenantFileError, parse_tenants
@@ -33,7 +32,10 @@ def book(tmp_path):
     def make(text, keys=None):
         path = tmp_path / "tenants.yaml"
         path.write_text(text)
-        return TenantBook(path, ApiKeys(keys or {}))
+        if keys is None:
+            return TenantBook(path, None)
+        (tmp_path / "keys").write_text("".join(f"{key} {keys[key]}\n" for key in keys))
+        return TenantBook(path, tmp_path / "keys")
 
     return make
 
@@ -85,7 +87,7 @@ def test_a_tenant_that_only_the_api_keys_know_is_like_the_default(book):
 
 
 def test_without_a_file_everybody_is_one_tenant_without_limits():
-    made = TenantBook(None, ApiKeys({}))
+    made = TenantBook(None, None)
     tenant = made.current.named(made.tenant("Bearer whatever"))
     assert (tenant.name, tenant.quota.is_limited, tenant.salt) == ("default", False, "")
     assert tenant.service_class == ServiceClass(share=1.0)
@@ -126,7 +128,7 @@ def test_a_start_with_a_wrong_file_fails(book, text):
 
 def test_a_start_without_the_file_fails(tmp_path):
     with pytest.raises(StartupError, match="nowhere"):
-        TenantBook(tmp_path / "nowhere", ApiKeys({}))
+        TenantBook(tmp_path / "nowhere", None)
 
 
 async def test_a_changed_file_is_taken_over_and_a_wrong_one_is_not(book, tmp_path, caplog):
@@ -155,6 +157,23 @@ async def test_a_file_that_is_gone_for_a_while_changes_nothing(book, tmp_path, c
     (tmp_path / "new").replace(tmp_path / "tenants.yaml")
     await made.refresh()
     assert made.tenant("Bearer new") == "a"
+
+
+async def test_changed_api_keys_are_taken_over_and_wrong_ones_are_not(tmp_path, caplog):
+    keys = tmp_path / "keys"
+    keys.write_text("one a\n")
+    made = TenantBook(None, keys)
+    keys.write_text("second b\n")
+    await made.refresh()
+    assert made.tenant("Bearer second") == "b"
+    with pytest.raises(Unauthenticated):
+        made.tenant("Bearer one")
+    keys.write_text("# none is left\n")
+    for _ in range(3):
+        await made.refresh()
+    assert made.tenant("Bearer second") == "b"
+    assert caplog.text.count("api_keys_refused") == 1
+    assert "second" not in caplog.text
 
 
 @pytest.mark.parametrize("text", ["tenants: {a: {salt: 2024-13-01}}", "tenants: " + "[" * 5000])
