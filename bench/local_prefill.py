@@ -8,7 +8,8 @@ workers and once beside sequences that decode is generating.
 `ttft_ms` and `second_ms` (until the second token, which needs decode) are medians. `stall` is
 the longest gap of the running sequences meanwhile, over their median gap. The crossing point is
 where both ways take equally long to the first token, by lines through the medians; it is what
-`--local-prefill-max-tokens` is about, and what the router learns by itself.
+`--local-prefill-max-tokens` is about, and what the router learns by itself, beginning at
+`--local-prefill-start-tokens`.
 """
 
 from __future__ import annotations

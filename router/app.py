@@ -283,7 +283,9 @@ def _placer(
         hints=PrefixHints(PrefixIndexReader(redis)),
         load_max_age_s=settings.load_max_age_s,
         policy=make_policy(settings.routing_policy, costs, rng),
-        local_limit=LocalPrefillLimit(settings.local_prefill_max_tokens),
+        local_limit=LocalPrefillLimit(
+            settings.local_prefill_max_tokens, settings.local_prefill_start_tokens
+        ),
         counters=RoutingCounters(),
     )
 

@@ -21,7 +21,7 @@ MIN_TOKENS = 64
 MAX_TOKENS = 512
 """More never stays, however slow a hand-off is: it would take from decode too long."""
 START_TOKENS = 128
-"""Until enough is known: about what `bench.local_prefill` finds on idle workers."""
+"""The usual begin: about what `bench.local_prefill` finds on idle workers."""
 NUM_REMEMBERED = 128
 """Hand-offs that count. Each figure is a median: the time of a hand-off has a long tail, and the
 speeds differ little and change with what a step happens to hold."""
@@ -29,15 +29,15 @@ MIN_REMEMBERED = 8
 
 
 class LocalPrefillLimit:
-    """The limit in tokens: `fixed`, or else learned."""
+    """The limit in tokens: `fixed`, or else learned, from `start` on."""
 
-    def __init__(self, fixed: int | None) -> None:
+    def __init__(self, fixed: int | None, start: int = START_TOKENS) -> None:
         self._fixed = fixed
         self._handoffs_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
         self._losses_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
         """What a token took longer on decode, as each hand-off was observed."""
         self._loss_s: float | None = None
-        self._learned = float(START_TOKENS)
+        self._learned = float(start)
 
     def observe_handoff(self, seconds: float) -> None:
         """From prefill's first token until decode has taken over, as the router saw it."""

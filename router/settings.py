@@ -8,6 +8,7 @@ from pydantic import Field
 
 from core.tls import TlsSettings
 from core.tracing import TracingSettings
+from router.local_prefill import START_TOKENS
 from router.policies import PolicyName
 from router.tenants import ClassName
 
@@ -75,6 +76,11 @@ class RouterSettings(TlsSettings, TracingSettings):
         ge=0,
         description="Decode computes a prompt itself if it lacks no more than so many tokens of "
         "it; 0: never; learned from what is observed if not given",
+    )
+    local_prefill_start_tokens: int = Field(
+        START_TOKENS,
+        ge=0,
+        description="Where that limit begins when it is learned: what bench.local_prefill finds",
     )
     tenants: Path | None = Field(
         None, description="YAML file of classes, tenants, keys and quotas; read again on change"

@@ -36,6 +36,12 @@ def test_it_begins_with_a_usual_value_until_enough_is_known():
     assert limit.max_tokens([0.001], [0.0012]) == START_TOKENS
 
 
+def test_it_begins_where_it_is_told_to_and_learns_from_there():
+    limit = LocalPrefillLimit(None, start=300)
+    assert learned(0.02, 0.001, 0.002, limit, times=0) == 300
+    assert learned(0.02, 0.001, 0.0012, limit) == pytest.approx(100)
+
+
 def test_it_is_where_both_ways_take_equally_long():
     # 100 * 0.001 + 0.02 == 100 * 0.0012
     assert learned(0.02, 0.001, 0.0012) == pytest.approx(100)
