@@ -13,7 +13,7 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -33,8 +33,31 @@ REMEMBER_S = 60.0
 MAX_REMEMBERED = 1024
 MAX_REMEMBERED_TOKENS = 200_000
 
-_Key = tuple[str, str]
-"""Tenant and request id."""
+_Key = tuple[str, str, int]
+"""Tenant, request id, and number of the prompt in its call."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One prompt of a call that has several under one id; `content` is the whole call's."""
+
+    request_id: str
+    index: int
+    content: bytes
+
+
+def parts_of(request_id: str, requests: Sequence[inference_pb2.GenerateRequest]) -> list[Part]:
+    """One for each of a call's `requests`, of which there are several."""
+    content = b"".join([_digest(request) for request in requests])
+    return [Part(request_id, index, content) for index in range(len(requests))]
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What a call asks for: its key in the table, and what must be the same to join."""
+
+    key: _Key
+    digest: bytes
 
 
 @dataclass(eq=False)
@@ -76,6 +99,7 @@ class RequestTable:
         tenant: str = DEFAULT_TENANT,
         is_named: bool = True,
         trace: TraceContext = NO_CONTEXT,
+        part: Part | None = None,
     ) -> Iterator[Follower]:
         """Follows the outputs of `request`, started now or joined. Raises AlreadyExists.
 
@@ -87,8 +111,9 @@ class RequestTable:
         if self._is_closed:
             raise Unavailable("the router is shutting down")
         is_named = is_named and bool(request.request_id)
-        joined = self._join(request, tenant) if is_named else None
-        entry = joined or self._start(request, deadline, tenant, is_named, trace)
+        claim = _claim(request, tenant, part) if is_named else None
+        joined = self._join(claim) if claim is not None else None
+        entry = joined or self._start(request, deadline, tenant, claim, trace)
         try:
             with entry.run.log.follow() as follower:
                 if joined is None:
@@ -134,15 +159,14 @@ class RequestTable:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _join(self, request: inference_pb2.GenerateRequest, tenant: str) -> _Entry | None:
+    def _join(self, claim: _Claim) -> _Entry | None:
         self._forget_old()
-        key = (tenant, request.request_id)
-        entry = self._running.get(key) or self._finished.get(key)
+        entry = self._running.get(claim.key) or self._finished.get(claim.key)
         if entry is None:
             return None
-        if entry.digest != _digest(request):
+        if entry.digest != claim.digest:
             raise AlreadyExists(
-                f"request_id {request.request_id!r} is in use for another request",
+                f"request_id {claim.key[1]!r} is in use for another request",
                 field="request_id",
             )
         return entry
@@ -152,10 +176,9 @@ class RequestTable:
         request: inference_pb2.GenerateRequest,
         deadline: float,
         tenant: str,
-        is_named: bool,
+        claim: _Claim | None,
         trace: TraceContext,
     ) -> _Entry:
-        digest = _digest(request) if is_named else b""
         if not request.request_id:
             request.request_id = uuid.uuid4().hex
         shared = self._shared
@@ -164,7 +187,9 @@ class RequestTable:
         span = begin_request(shared.tracer, trace, request, owner, shared.limits.served_name)
         run = RequestRun(request, worker_request_id, deadline, owner, shared, span)
         task = asyncio.get_running_loop().create_task(run.run())
-        entry = _Entry((tenant, request.request_id), run, task, digest, is_named)
+        is_named = claim is not None
+        claim = claim or _Claim((tenant, request.request_id, 0), b"")
+        entry = _Entry(claim.key, run, task, claim.digest, is_named)
         self._running[entry.key] = entry
         task.add_done_callback(lambda _: self._ended(entry))
         return entry
@@ -205,6 +230,14 @@ def _ending_at(deadline: float, follower: Follower) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def _claim(request: inference_pb2.GenerateRequest, tenant: str, part: Part | None) -> _Claim:
+    digest = _digest(request)
+    if part is None:
+        return _Claim((tenant, request.request_id, 0), digest)
+    # Another id than of one prompt alone, which a client may choose as well: "id/1".
+    return _Claim((tenant, part.request_id, part.index), digest + part.content)
 
 
 def _digest(request: inference_pb2.GenerateRequest) -> bytes:

@@ -12,7 +12,7 @@ from router.http.errors import ClientLeft, to_http
 from router.http.formats import DONE, Format, event
 from router.http.jobs import Job
 from router.outputs import Chunk, Follower
-from router.requests import RequestTable
+from router.requests import Part, RequestTable, parts_of
 
 _READ_GRACE_S = 5.0
 """So long after its deadline a reply waits for a client that does not read."""
@@ -26,6 +26,9 @@ async def answer(call: Call, job: Job, form: Format, table: RequestTable, timeou
     Leaving this, as soon as the client is gone, cancels the requests.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
+    parts: Sequence[Part | None] = [None]
+    if len(job.requests) > 1:
+        parts = parts_of(call.request_id, job.requests)
     with ExitStack() as following:
         followers = [
             following.enter_context(
@@ -35,9 +38,10 @@ async def answer(call: Call, job: Job, form: Format, table: RequestTable, timeou
                     tenant=call.tenant,
                     is_named=call.is_named,
                     trace=call.trace,
+                    part=part,
                 )
             )
-            for request in job.requests
+            for request, part in zip(job.requests, parts, strict=True)
         ]
         logs = [follower.log for follower in followers]
         async with _reading_until(deadline + _READ_GRACE_S):

@@ -113,6 +113,25 @@ async def test_an_id_in_use_for_something_else_is_a_conflict(serve):
     assert caught.value.body["message"].startswith("x-request-id 'id' is in use")
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(["a", "b"], "c"), (["a", "b"], "a"), ("a", ["a", "b"]), (["a", "b"], ["a", "c"])],
+)
+async def test_an_id_in_use_for_other_prompts_is_a_conflict(serve, first, second):
+    async with serve() as s:
+        await s.complete(first, extra_headers={"x-request-id": "id"})
+        with pytest.raises(openai.ConflictError):
+            await s.complete(second, extra_headers={"x-request-id": "id"})
+
+
+async def test_an_id_of_one_prompt_of_several_is_free(serve):
+    async with serve() as s:
+        both = [await s.complete(["a", "b"], extra_headers={"x-request-id": "id"}) for _ in "12"]
+        other = await s.complete("c", extra_headers={"x-request-id": "id/0"})
+        assert len(s.stack.decodes[0].dispatches) == 3
+    assert (both[0].choices, len(other.choices)) == (both[1].choices, 1)
+
+
 async def test_no_room_is_a_rate_limit_with_the_time_to_wait(serve):
     script = Script(list(REPLY), **HANGING, fault=ResourceExhausted("full", retry_after_s=0.2))
     async with serve(script=script) as s:
