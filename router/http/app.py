@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,6 +16,7 @@ from router.demand import Totals
 from router.generation import Generation
 from router.http.answer import answer
 from router.http.call import Call
+from router.http.cors import CorsPolicy
 from router.http.errors import CLIENT_LEFT, ClientLeft, HttpError, to_http
 from router.http.formats import ChatFormat, CompletionFormat, Reply
 from router.http.jobs import chat_job, check_model, completion_job
@@ -68,7 +68,7 @@ class HttpApi:
         )
         app: ASGIApp = _Boundary(self, router)
         if cors_origins:
-            app = CORSMiddleware(
+            app = CorsPolicy(
                 app,
                 allow_origins=cors_origins,
                 allow_methods=["GET", "POST"],

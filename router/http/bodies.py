@@ -42,12 +42,22 @@ class WriteBatch:
 
 
 class ChunkedBody:
-    """The body of a response whose headers have been sent, without a content-length."""
+    """The body of a response whose headers have been sent, without a content-length.
+
+    It goes in chunks, but to a client of HTTP/1.0, which knows none, as it is: the connection's
+    end is its end.
+    """
 
     def __init__(self, cycle: RequestResponseCycle, batch: WriteBatch) -> None:
         self._cycle = cycle
         self._flow = cycle.flow
         self._batch = batch
+        self._is_chunked = cycle.scope["http_version"] != "1.0"
+
+    def begin(self) -> None:
+        """To be called before the headers are sent."""
+        if not self._is_chunked:
+            self._cycle.chunked_encoding = False
 
     def text_writer(self, before: bytes, after: bytes) -> Callable[[str], bool]:
         """Sends a text as JSON between `before` and `after`, soon; it runs for every token.
@@ -56,6 +66,13 @@ class ChunkedBody:
         """
         cycle, flow, add, dumps = self._cycle, self._flow, self._batch.add, orjson.dumps
         num_bytes = len(before) + len(after)
+        if not self._is_chunked:
+
+            def write_bare(text: str) -> bool:
+                add(cycle, b"%b%b%b" % (before, dumps(text), after))
+                return not flow.write_paused
+
+            return write_bare
         after += b"\r\n"
 
         def write(text: str) -> bool:
@@ -65,6 +82,9 @@ class ChunkedBody:
 
         return write
 
-    def flush(self) -> None:
-        """To be called before ASGI's `send`, so that all keeps its order."""
+    def flush(self, num_bytes: int) -> None:
+        """To be called before ASGI's `send` of so many bytes, so that all keeps its order."""
         self._batch.flush()
+        if not self._is_chunked:
+            # As if that were all that is to come: uvicorn would count what has been announced.
+            self._cycle.expected_content_length = num_bytes

@@ -173,6 +173,7 @@ class Call:
     async def start_events(self) -> None:
         """Begins a response of server-sent events."""
         self.status = 200
+        self.scope["baton.body"].begin()
         headers = [*_STREAM_HEADERS, (b"x-request-id", self.request_id.encode())]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
@@ -185,7 +186,7 @@ class Call:
 
     async def send_event(self, data: bytes, *, is_last: bool = False) -> None:
         """Sends a part of a stream; waits while the client does not read."""
-        self.scope["baton.body"].flush()
+        self.scope["baton.body"].flush(len(data))
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
 

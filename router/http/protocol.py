@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 import httptools
@@ -60,6 +61,11 @@ class StreamProtocol(HttpToolsProtocol):
             self.transport.close()
         else:
             self._close_without_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn says as plain text to what is no HTTP."""
+        self.transport.write(_raw_response(HttpError(400, msg, code="invalid_http")))
+        self.transport.close()
 
     def _close_without_head(self) -> None:
         """In time; the next data call it off (it takes the place of uvicorn's keep-alive)."""
@@ -157,7 +163,7 @@ class _BehindHead:
 def _raw_response(error: HttpError) -> bytes:
     body = orjson.dumps(error.body)
     head = (
-        f"HTTP/1.1 {error.status} Request Header Fields Too Large\r\n"
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         "connection: close\r\n\r\n"
     )

@@ -111,6 +111,7 @@ async def test_pages_of_chosen_origins_may_call(serve):
         refused = await s.http.options("/v1/models", headers=ask | {"origin": "http://c"})
         called = await s.http.get("/v1/models", headers={"origin": "http://b"})
     assert (allowed.status_code, refused.status_code) == (200, 400)
+    assert refused.json()["error"]["code"] == "cors_refused"
     assert allowed.headers["access-control-allow-origin"] == "http://a"
     assert called.headers["access-control-allow-origin"] == "http://b"
 

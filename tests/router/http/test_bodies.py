@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from router.http.bodies import ChunkedBody, WriteBatch
 
 
-def cycle(written, name="", *, write_paused=False):
+def cycle(written, name="", *, write_paused=False, http_version="1.1"):
     transport = SimpleNamespace(write=lambda data: written.append((name, data)))
     flow = SimpleNamespace(write_paused=write_paused)
-    return SimpleNamespace(transport=transport, flow=flow, disconnected=False)
+    scope = {"http_version": http_version}
+    return SimpleNamespace(transport=transport, flow=flow, scope=scope, disconnected=False)
 
 
 async def test_what_many_bodies_send_in_one_turn_is_written_together_and_in_order():
@@ -28,10 +29,18 @@ async def test_flushing_keeps_the_order_before_what_is_sent_another_way():
     subject = cycle(written)
     body = ChunkedBody(subject, batch)
     body.text_writer(b"", b"")("1")
-    body.flush()
+    body.flush(1)
     subject.transport.write(b"2")
     await asyncio.sleep(0)
     assert [data for _, data in written] == [b'3\r\n"1"\r\n', b"2"]
+
+
+async def test_to_http_1_0_the_text_goes_without_chunks():
+    written = []
+    subject = cycle(written, http_version="1.0")
+    ChunkedBody(subject, WriteBatch()).text_writer(b"<", b">")("1")
+    await asyncio.sleep(0)
+    assert written == [("", b'<"1">')]
 
 
 async def test_a_client_that_is_gone_gets_nothing():

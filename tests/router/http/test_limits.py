@@ -148,7 +148,7 @@ async def test_a_client_that_never_reads_is_given_up_after_its_deadline(serve, m
         "raw_path": b"/v1/completions",
         "query_string": b"",
         "headers": [(b"x-request-timeout", b"0.2")],
-        "baton.body": SimpleNamespace(flush=lambda: None),
+        "baton.body": SimpleNamespace(begin=lambda: None, flush=lambda num_bytes: None),
     }
     messages = [
         {"type": "http.request", "body": b'{"prompt":"a","stream":true}', "more_body": False}
@@ -177,3 +177,34 @@ async def test_trailers_without_end_end_the_connection(serve):
                     writer.write(b"x: " + b"b" * 1000 + b"\r\n")
                     await writer.drain()
         writer.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"content-length: x\r\n\r\n",
+        b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_is_refused_with_an_error_object(serve, head):
+    async with serve() as s:
+        assert await exchange(s, POST + head) == (400, "invalid_http")
+        wrong_version = POST.replace(b"1.1", b"9.9") + b"\r\n"
+        assert await exchange(s, wrong_version) == (400, "invalid_http")
+
+
+async def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_the_connection(serve):
+    body = json.dumps({"prompt": "Where?", "max_tokens": 3, "stream": True}).encode()
+    request = POST.replace(b"1.1", b"1.0") + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+    async with serve() as s:
+        host, port = s.stack.http_url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request)
+        async with asyncio.timeout(10):
+            head, _, events = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    assert b"transfer-encoding" not in head.lower()
+    parts = events.decode().split("\n\n")
+    assert parts[-2:] == ["data: [DONE]", ""]
+    texts = [json.loads(part[6:])["choices"][0]["text"] for part in parts[:-2]]
+    assert "".join(texts) == "Par"
