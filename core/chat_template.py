@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import jinja2
 import jinja2.ext
@@ -23,6 +23,16 @@ from core.errors import InvalidArgument, StartupError
 from core.model_folder import read_json
 
 _MAX_REASON_CHARS = 200
+
+
+class Message(Protocol):
+    """What a template is shown of a message."""
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def content(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(f"chat template of {folder} is broken: {error}") from error
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
+    def render(self, messages: Sequence[Message]) -> str:
         """The prompt, up to where the assistant begins. Raises InvalidArgument."""
         try:
             return self._template.render(

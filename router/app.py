@@ -58,6 +58,8 @@ from router.validate import ModelLimits, check_defaults
 from router.workers import PoolConfig, WorkerPool
 
 _STOP_GRACE_S = 2.0
+_SWITCH_S = 0.0005
+"""After so long the event loop gets its turn from a thread that works on a long request."""
 _SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
@@ -218,6 +220,7 @@ async def serve(settings: RouterSettings) -> None:
     Raises StartupError.
     """
     stop = asyncio.get_running_loop().create_task(wait_for_stop_signal())
+    sys.setswitchinterval(_SWITCH_S)
     router = Router(settings)
     try:
         addresses = await router.start()

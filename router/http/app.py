@@ -27,7 +27,7 @@ from router.http.parameters import (
     TokenizeBody,
     renamed_fields,
 )
-from router.http.parse import parse_body
+from router.http.parse import off_loop, parse_body
 from router.http.tokens import detokenized, tokenized
 from router.quotas import Charge
 from router.requests import RequestTable
@@ -78,7 +78,8 @@ class HttpApi:
         return app
 
     async def completions(self, call: Call) -> None:
-        body = parse_body(CompletionBody, await _json(call))
+        data = await _json(call)
+        body = await off_loop(data, parse_body, CompletionBody, data)
         call.names = renamed_fields(body)
         limits = self.shared.current_limits()
         check_model(body.model, limits)
@@ -87,10 +88,11 @@ class HttpApi:
         await answer(call, job, form, self.table, call.timeout_s(self.request_timeout_s))
 
     async def chat_completions(self, call: Call) -> None:
-        body = parse_body(ChatBody, await _json(call))
+        data = await _json(call)
+        body = await off_loop(data, parse_body, ChatBody, data)
         call.names = renamed_fields(body)
         check_model(body.model, self.shared.limits)
-        job = chat_job(body, call.request_id)
+        job = await off_loop(data, chat_job, body, call.request_id)
         form = ChatFormat(job, self._reply(call), self.shared.tokenizer)
         await answer(call, job, form, self.table, call.timeout_s(self.request_timeout_s))
 
@@ -102,12 +104,14 @@ class HttpApi:
         await call.reply_json(self._model())
 
     async def tokenize(self, call: Call) -> None:
-        body = parse_body(TokenizeBody, await _json(call))
+        data = await _json(call)
+        body = await off_loop(data, parse_body, TokenizeBody, data)
         async with self._counted(call):
             await call.reply_json(await tokenized(body, self.shared))
 
     async def detokenize(self, call: Call) -> None:
-        body = parse_body(DetokenizeBody, await _json(call))
+        data = await _json(call)
+        body = await off_loop(data, parse_body, DetokenizeBody, data)
         async with self._counted(call):
             await call.reply_json(await detokenized(body, self.shared))
 

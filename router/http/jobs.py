@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ MAX_PROMPTS = 128
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for completions; a chat goes on to the model's end token."""
 
+_IDS_AT_ONCE = 1 << 14
+"""Token ids that are copied within a third of a millisecond."""
 _SAME_IN_PROTO = (
     "temperature",
     "top_p",
@@ -95,7 +98,7 @@ async def completion_job(
         if isinstance(prompt, str):
             request.prompt = prompt
         else:
-            _set_token_ids(request, prompt)
+            await _set_token_ids(request, prompt)
         if scores_prompt and body.logprobs is not None:
             request.prompt_logprobs = body.logprobs
         requests.append(request)
@@ -159,10 +162,14 @@ def _request(
     return request
 
 
-def _set_token_ids(request: inference_pb2.GenerateRequest, token_ids: list[int]) -> None:
+async def _set_token_ids(request: inference_pb2.GenerateRequest, token_ids: list[int]) -> None:
+    """In pieces, between which other streams have their turn."""
     request.token_ids.SetInParent()
     try:
-        request.token_ids.ids.extend(token_ids)
+        for start in range(0, len(token_ids), _IDS_AT_ONCE):
+            if start:
+                await asyncio.sleep(0)
+            request.token_ids.ids.extend(token_ids[start : start + _IDS_AT_ONCE])
     except ValueError:
         message = "prompt has a token id that is outside every vocabulary"
         raise HttpError(400, message, code="invalid_value", param="prompt") from None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 import orjson
 from pydantic import ValidationError
@@ -13,8 +14,24 @@ from router.http.errors import HttpError
 from router.http.parameters import Body
 
 BodyT = TypeVar("BodyT", bound=Body)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _MAX_NAME_CHARS = 64
+_INLINE_PARTS = 512
+"""Commas of a body that is less than a millisecond's work: what takes time is many parts, not
+a long text."""
+
+
+async def off_loop(data: bytes, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `function` makes of the body `data`, in a thread if it takes long.
+
+    The event loop gets its turns between the steps of Python code, of which a body of many parts
+    takes many. JSON alone is read in one: 3 ms for 131,072 token ids.
+    """
+    if data.count(b",") <= _INLINE_PARTS:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
 
 
 def parse_body(cls: type[BodyT], data: bytes) -> BodyT:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from core.chat_template import ChatMessage
 from router.generation import Generation
 from router.http.jobs import chat_messages, check_model
 from router.http.parameters import DetokenizeBody, TokenizeBody
@@ -22,7 +21,7 @@ async def tokenized(body: TokenizeBody, shared: Generation) -> dict[str, object]
         )
     else:
         field = "messages"
-        messages = [ChatMessage(item.role, item.content) for item in chat_messages(body.messages)]
+        messages = await asyncio.to_thread(chat_messages, body.messages)
         tokens = await tokenizer.encode_chat(messages, limits.max_model_len)
     check_prompt_length(field, len(tokens), limits.max_model_len)
     return {"tokens": tokens, "count": len(tokens), "max_model_len": limits.max_model_len}
@@ -33,5 +32,9 @@ async def detokenized(body: DetokenizeBody, shared: Generation) -> dict[str, obj
     limits = shared.current_limits()
     check_model(body.model, limits)
     check_prompt_length("tokens", len(body.tokens), limits.max_model_len)
-    check_token_ids("tokens", body.tokens, limits.vocab_size)
-    return {"prompt": await asyncio.to_thread(shared.tokenizer.decode, body.tokens)}
+
+    def decode() -> str:
+        check_token_ids("tokens", body.tokens, limits.vocab_size)
+        return shared.tokenizer.decode(body.tokens)
+
+    return {"prompt": await asyncio.to_thread(decode)}

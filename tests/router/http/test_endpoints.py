@@ -6,6 +6,8 @@ import threading
 import pytest
 
 from baton.v1 import types_pb2
+from core.chat_template import ChatTemplate
+from router.http import app
 from tests.router.stack import wait_for
 
 
@@ -16,6 +18,25 @@ async def test_the_model_is_listed_with_the_context_that_workers_hold(serve):
     assert (got.id, got.object, got.owned_by) == ("owner/name", "model", "baton")
     assert got.max_model_len == 128
     assert listed == got
+
+
+@pytest.mark.parametrize("num_messages", [1, 2000])
+async def test_only_long_chats_are_worked_on_in_a_thread(serve, monkeypatch, num_messages):
+    threads = set()
+    for name in ("parse_body", "chat_job"):
+        function = getattr(app, name)
+
+        def noting(*args, function=function):
+            threads.add(threading.current_thread())
+            return function(*args)
+
+        monkeypatch.setattr(app, name, noting)
+    messages = [{"role": "user", "content": "hi"}] * num_messages
+    async with serve() as s:
+        render = s.stack.router._table._shared.tokenizer._template.render
+        monkeypatch.setattr(ChatTemplate, "render", lambda _, given: noting(given, function=render))
+        await s.http.post("/v1/chat/completions", json={"messages": messages})
+    assert (threading.main_thread() in threads) == (num_messages == 1)
 
 
 async def test_tokenize_and_detokenize_are_inverse(serve):
