@@ -23,7 +23,11 @@ from core.redis_client import connect_redis, redacted, redis_errors
 
 # Passed on to every worker as they are.
 _WORKER_FLAGS = (
-    ("--dtype", "D", "float32, bfloat16 or auto: of weights and KV [auto: the checkpoint's]"),
+    (
+        "--dtype",
+        "D",
+        "float32, bfloat16, float16 or auto: of weights and KV [auto: the checkpoint's]",
+    ),
     ("--device", "D", "cpu or cuda [cpu]"),
     ("--block-size", "N", "tokens in a KV block"),
     ("--num-gpu-blocks-override", "N", "KV blocks of a worker"),

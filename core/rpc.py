@@ -232,6 +232,7 @@ class RpcServer:
         names = [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self.grpc_server)
         address = join_host_port(self._host, self._port)
+        await self._check_host(address)
         try:
             if self._tls is None:
                 port = self.grpc_server.add_insecure_port(address)
@@ -246,6 +247,14 @@ class RpcServer:
         await self.set_serving(False)
         await self.grpc_server.start()
         return join_host_port(self._host, port)
+
+    async def _check_host(self, address: str) -> None:
+        """gRPC writes a line of its own about a host that it cannot resolve."""
+        try:
+            await asyncio.get_running_loop().getaddrinfo(self._host, self._port)
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StartupError(f"cannot listen on {address}: {reason}") from error
 
     async def set_serving(self, is_serving: bool) -> None:
         """What the health service answers, for the server and for each service of it."""

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -100,7 +101,10 @@ class HttpApi:
         await call.reply_json({"object": "list", "data": [self._model()]})
 
     async def model(self, call: Call) -> None:
-        check_model(call.scope["path_params"]["name"], self.shared.limits)
+        name = call.scope["path_params"]["name"]
+        if not name:  # it stands for the served model only where it is a parameter
+            raise HTTPException(404)
+        check_model(name, self.shared.limits)
         await call.reply_json(self._model())
 
     async def tokenize(self, call: Call) -> None:

@@ -72,13 +72,18 @@ def _token_id_keys(value: Any) -> Any:
     for key in value:
         if not (isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10):
             raise ValueError(f"has the key {str(key)[:20]!r}, which is no token id")
-    return {int(key): item for key, item in value.items()}
+    biases = {int(key): item for key, item in value.items()}
+    if len(biases) < len(value):
+        raise ValueError("has two keys for one token id, with and without leading zeros")
+    return biases
 
 
 def _content_text(value: Any) -> Any:
     """A string, or the text of a list of parts, joined as it is."""
     if not isinstance(value, list):
         return value
+    if not value:
+        raise ValueError("must have at least 1 part")
     texts = []
     for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None

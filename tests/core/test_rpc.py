@@ -1,4 +1,5 @@
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -169,6 +170,16 @@ async def test_a_used_port_is_refused_with_its_name():
     with pytest.raises(StartupError, match=f"cannot listen on {address}"):
         await second.start([])
     await first.stop(0)
+
+
+async def test_a_host_that_does_not_exist_is_one_line(monkeypatch, capfd):
+    async def unknown(*_):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", unknown)
+    with pytest.raises(StartupError, match=r"127\.0\.0\.300:0: Name or service not known"):
+        await RpcServer("127.0.0.300", 0).start([])
+    assert capfd.readouterr().err == ""
 
 
 def test_ctrl_c_during_the_start_ends_quietly(capsys):

@@ -88,7 +88,7 @@ async def stack(
     for worker in (*prefills, *decodes):
         worker.record.fingerprint.CopyFrom(fingerprint)
         await worker.start(registry)
-    defaults = {"port": 0, "http_port": 0, "worker_poll_s": 0.05, "worker_silence_s": 1.0}
+    defaults = {"port": 0, "http_port": 0, "worker_poll_s": 0.05, "worker_silence_s": 5.0}
     defaults["local_prefill_max_tokens"] = 0
     router = Router(
         RouterSettings(

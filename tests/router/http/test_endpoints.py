@@ -20,6 +20,12 @@ async def test_the_model_is_listed_with_the_context_that_workers_hold(serve):
     assert listed == got
 
 
+async def test_a_model_without_a_name_is_not_found(serve):
+    async with serve() as s:
+        response = await s.http.get("/v1/models/")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+
+
 @pytest.mark.parametrize("num_messages", [1, 2000])
 async def test_only_long_chats_are_worked_on_in_a_thread(serve, monkeypatch, num_messages):
     threads = set()

@@ -109,6 +109,7 @@ def test_an_unknown_parameter_is_refused_by_name():
         ({"stop": [1]}, "stop[0] should be a valid string"),
         ({"logit_bias": {"x": 1}}, "logit_bias has the key 'x', which is no token id"),
         ({"logit_bias": {"-1": 1}}, "logit_bias has the key '-1', which is no token id"),
+        ({"logit_bias": {"1": 1, "01": 2}}, "logit_bias has two keys for one token id, with"),
         ({"logit_bias": [1]}, "logit_bias should be a valid dictionary"),
         ({"stream_options": {}}, "stream_options needs stream to be true"),
         ({"stream_options": True}, "stream_options should be a valid dictionary or instance"),
@@ -154,6 +155,7 @@ def test_a_missing_input_is_named():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        ([], " must have at least 1 part"),
         ([{"type": "image_url", "image_url": {}}], "[0] has the type 'image_url'; only 'text'"),
         ([{"type": "text", "text": "a"}, {}], "[1] must be an object with a type"),
         ([{"type": "text"}], "[0] must have the keys type and text, and nothing else"),
