@@ -97,6 +97,11 @@ class Attempt:
         self.cached_tokens = 0
         self.transferred_blocks = 0
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a worker has told a token."""
+        return bool(self._heard)
+
     async def run(self) -> None:
         """Returns when every choice is finished, or was preempted by decode.
 

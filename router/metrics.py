@@ -38,7 +38,9 @@ class RouterMetrics:
             registry=registry,
         )
         self._prompt_tokens = Counter(
-            "baton_prompt_tokens", "Prompt tokens of requests that ended well", registry=registry
+            "baton_prompt_tokens",
+            "Prompt tokens of requests that got a token from a worker, once for each",
+            registry=registry,
         )
         self._cached_tokens = Counter(
             "baton_cached_prompt_tokens",
@@ -75,8 +77,7 @@ class RouterMetrics:
         )
         self._retries = Counter(
             "baton_request_retries",
-            "Attempts after the first, of requests that ended well: after a failure, or where "
-            "decode gave a sequence back",
+            "Attempts after the first: after a failure, or where decode gave a sequence back",
             registry=registry,
         )
         self.http_responses = Counter(
@@ -86,14 +87,20 @@ class RouterMetrics:
             registry=registry,
         )
 
+    def prompt_computed(self, num_tokens: int, num_cached: int) -> None:
+        """Counts a prompt whose first output token is there."""
+        self._prompt_tokens.inc(num_tokens)
+        self._cached_tokens.inc(num_cached)
+
+    def attempt_repeated(self) -> None:
+        """Counts an attempt after a request's first."""
+        self._retries.inc()
+
     def request_ended(self, log: OutputLog, is_cancelled: bool) -> None:
         """Counts one request in."""
         self._output_tokens.inc(log.num_tokens)
         if log.outcome is not None:
             self._requests.labels("ok").inc()
-            self._prompt_tokens.inc(log.outcome.usage.prompt_tokens)
-            self._cached_tokens.inc(log.outcome.route.cached_tokens)
-            self._retries.inc(max(0, log.outcome.route.attempts - 1))
             self._count_times(log, log.outcome.timing)
         elif is_cancelled or log.error is None:
             self._requests.labels("cancelled").inc()

@@ -94,6 +94,7 @@ class RequestRun:
         self._received_at = time.monotonic()
         self._worker_wait_s = shared.worker_wait_s
         self._route = inference_pb2.Route()
+        self._is_prompt_counted = False
 
     async def run(self) -> None:
         """Ends with the log finished or failed; raises only CancelledError."""
@@ -248,6 +249,8 @@ class RequestRun:
         self._route.prefill_worker = "" if prefill is None else prefill.worker_id
         self._route.decode_worker = placement.decode.worker_id
         self._route.attempts += 1
+        if self._route.attempts > 1:
+            self._shared.metrics.attempt_repeated()
         branch.ticket.placed(
             None if prefill is None else prefill.worker_id,
             placement.decode.worker_id,
@@ -276,6 +279,9 @@ class RequestRun:
                 # A later attempt may find outputs in the cache, too.
                 num_prompt = len(dispatch.prompt_token_ids)
                 self._route.cached_tokens = min(attempt.cached_tokens, num_prompt)
+                if attempt.has_begun and not self._is_prompt_counted:
+                    self._is_prompt_counted = True
+                    self._shared.metrics.prompt_computed(num_prompt, self._route.cached_tokens)
                 self._route.transferred_blocks = attempt.transferred_blocks
                 span.set(
                     {

@@ -13,6 +13,7 @@ from engine.cpu_kernels import Kernels
 from engine.decoder import Decoder, DecoderWeights
 from engine.kv_cache import BlockShape, KVCache
 from engine.linear import Linear
+from engine.matrices import MatrixStorage
 from engine.model_config import ModelConfig
 from engine.native.decoder import NativeDecoder
 from engine.native.linear import NativePacker
@@ -32,8 +33,8 @@ def load(folder: Path, dtype: torch.dtype) -> tuple[ModelConfig, DecoderWeights]
     if not library.packs:
         pytest.skip(f"this CPU has no instructions for {dtype}")
     config = ModelConfig.from_folder(folder)
-    packer = NativePacker(library, dtype)
-    return config, load_weights(folder, config, dtype, CPU, print, packer)
+    storage = MatrixStorage(dtype, NativePacker(library, dtype), None, None)
+    return config, load_weights(folder, config, storage, CPU, print)
 
 
 def make_cache(config: ModelConfig, dtype: torch.dtype) -> KVCache:
@@ -86,7 +87,7 @@ def test_a_layer_with_a_matrix_that_is_not_packed_is_computed_one_operation_at_a
 ) -> None:
     config, weights = load(tiny_models.build(tmp_path, "llama"), torch.float32)
     library = native_library(torch.float32)
-    kernels = Kernels(NativeOps(library), None, library)
+    kernels = Kernels(NativeOps(library), None, None, library)
     assert isinstance(kernels.decoder(config, weights), NativeDecoder)
     down: Linear = weights.layers[-1].down
     down.replace(lambda x: x)

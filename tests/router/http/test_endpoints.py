@@ -7,8 +7,10 @@ import pytest
 
 from baton.v1 import types_pb2
 from core.chat_template import ChatTemplate
+from core.errors import Unavailable
 from router.http import app
-from tests.router.stack import wait_for
+from tests.router.fakes import Script
+from tests.router.stack import REPLY, wait_for
 
 
 async def test_the_model_is_listed_with_the_context_that_workers_hold(serve):
@@ -166,3 +168,17 @@ async def wait_for_status(s, path, status):
             return
         await asyncio.sleep(0.05)
     raise AssertionError(f"{path} does not answer {status}")
+
+
+async def test_metrics_count_prompts_and_attempts_of_failed_requests_too(serve):
+    script = Script(reply=list(REPLY), num_decode_tokens=0, fault=Unavailable("gone"))
+    async with serve(script=script) as s:
+        answer = await s.http.post("/v1/completions", json={"prompt": "Where?", "max_tokens": 20})
+        lines = set((await s.http.get("/metrics")).text.splitlines())
+    assert answer.status_code == 503
+    assert lines >= {
+        'baton_requests_total{outcome="unavailable"} 1.0',
+        "baton_prompt_tokens_total 6.0",
+        "baton_cached_prompt_tokens_total 4.0",
+        "baton_request_retries_total 2.0",
+    }
