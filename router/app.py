@@ -83,6 +83,7 @@ class Router:
 
     def __init__(self, settings: RouterSettings) -> None:
         folder = ModelFolder.load(resolve_model(settings.model, with_weights=False))
+        self._tenants = TenantBook(settings.tenants, settings.api_keys)
         router_id = f"router-{uuid.uuid4().hex[:8]}"
         rng = random.Random()
         self._tracer = make_tracer(
@@ -94,7 +95,6 @@ class Router:
         self._is_draining = False
         self._pool = _pool(settings, self._redis, router_id, folder)
         self._breaker = Breaker()
-        self._tenants = TenantBook(settings.tenants, settings.api_keys)
         self._quotas = Quotas(self._redis, router_id, self._tasks)
         self._admission = _admission(settings, self._pool, self._quotas, rng)
         self._exchange = LoadExchange(self._redis, router_id, lambda: self._pool.links)
