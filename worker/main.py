@@ -32,6 +32,7 @@ from worker.host import Parts, WorkerHost
 from worker.metrics import metrics_app
 from worker.prefix_reader import PrefixReader
 from worker.prefix_warmer import PrefixWarmer
+from worker.reach import reach_peers
 from worker.role import RoleService
 from worker.settings import WorkerSettings
 from worker.worker_service import install
@@ -75,7 +76,8 @@ async def _serve(settings: WorkerSettings, make_service: ServiceFactory, prog: s
         try:
             metrics_address = await metrics.start() if metrics is not None else None
             address = await server.start(["baton.v1.Worker", *host.service.grpc_services])
-            await _warm_prefixes(host)
+            if not await _joins(host):
+                return
             host.start(_advertised(settings, address))
             await server.set_serving(host.is_ready)
             settle_heap()
@@ -95,6 +97,24 @@ def _metrics_server(settings: WorkerSettings, host: WorkerHost) -> HttpServer | 
     if settings.metrics_port is None:
         return None
     return HttpServer(metrics_app(host.figures), settings.host, settings.metrics_port)
+
+
+async def _joins(host: WorkerHost) -> bool:
+    """Meets the others before it says that it is ready. False: it was told to stop meanwhile."""
+
+    async def meet() -> None:
+        await _warm_prefixes(host)
+        await reach_peers(host, host.registry.list)
+
+    meeting = asyncio.ensure_future(meet())
+    stop = asyncio.ensure_future(wait_for_stop_signal())
+    await asyncio.wait({meeting, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not meeting.done():
+        meeting.cancel()
+        return False
+    meeting.result()
+    return True
 
 
 async def _warm_prefixes(host: WorkerHost) -> None:

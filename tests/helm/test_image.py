@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 
 import pytest
 
@@ -100,27 +101,54 @@ def test_every_image_can_send_traces(stage):
     assert [re.search(r"otel\]'$", command) is not None for command in installed] == [True]
 
 
-@pytest.mark.slow
-def test_the_routers_steps_install_a_router_that_starts(tmp_path):
-    """Runs the steps of its build stage in a clean folder; needs the package index."""
-    source, target = tmp_path / "src", tmp_path / "baton"
+def install(stage, folder):
+    """Runs the steps of a build stage in clean folders; needs the package index.
+
+    Returns what runs a program of the installed environment.
+    """
+    source, target = folder / "src", folder / "baton"
     source.mkdir()
-    for keyword, rest in steps("build-router"):
+    for keyword, rest in steps(stage):
         if keyword == "COPY":
-            for name in rest.split()[:-1]:
-                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-                copy(ROOT / name, source / name)
+            names = copied() if rest.startswith("--from=build-router") else rest.split()[:-1]
+            for name in names:
+                if (ROOT / name).is_dir():
+                    shutil.copytree(ROOT / name, source / name, dirs_exist_ok=True)
+                else:
+                    shutil.copy(ROOT / name, source / name)
         elif keyword == "RUN":
             command = rest.replace("/opt/baton", str(target))
             command = re.sub(r"^python ", f"{sys.executable} ", command)
-            environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_ARGS": ""}
+            environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "PIP_ARGS": ""}
             subprocess.run(command, shell=True, check=True, cwd=source, env=environment)
 
     def run(*command):
         arguments = [target / "bin" / command[0], *command[1:]]
         return subprocess.run(arguments, cwd="/", capture_output=True, text=True, check=False)
 
+    return run
+
+
+@pytest.mark.slow
+def test_the_routers_steps_install_a_router_that_starts(tmp_path):
+    run = install("build-router", tmp_path)
     assert run("python", "-m", "router", "--help").returncode == 0
     assert run("baton", "generate", "--help").returncode == 0
     assert "torch" not in run("pip", "list").stdout
     assert run("python", "-m", "router", "--model", "/none").stderr.startswith("error: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["prefill_svc", "decode_svc"])
+def test_the_cpu_workers_steps_install_workers_that_start(tmp_path_factory, role):
+    run = cpu_worker(tmp_path_factory)
+    assert run("python", "-m", role, "--help").returncode == 0
+    wrong = run("python", "-m", role, "--worker-id", "w", "--model", "/none")
+    assert wrong.stderr.startswith("error: ")
+    assert run("python", "-c", "import engine.native.library, nixl_cu12").returncode == 0
+
+
+@cache
+def cpu_worker(tmp_path_factory):
+    """One environment for both roles."""
+    return install("build-worker-cpu", tmp_path_factory.mktemp("worker-cpu"))
