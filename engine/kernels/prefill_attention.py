@@ -65,6 +65,12 @@ def _tile_rows(shape: AttentionShape) -> int:
     return max(rows, int(triton.next_power_of_2(shape.group)))
 
 
+def _num_warps(shape: AttentionShape) -> int:
+    """More where a tile, or its rows, would not fit the registers of few."""
+    is_tall = _tile_rows(shape) > (32 if shape.is_fp8 else 64)
+    return 8 if is_tall or shape.tile_dim > 128 else shape.num_warps
+
+
 @triton.jit
 def prefill_kernel(
     output_ptr,
@@ -195,6 +201,6 @@ def prefill_attention(
         TILE_GROUP=triton.next_power_of_2(shape.group),
         TILE_DIM=shape.tile_dim,
         TILE_KEYS=shape.tile_keys,
-        num_warps=8 if _tile_rows(shape) > (32 if is_fp8 else 64) else shape.num_warps,
+        num_warps=_num_warps(shape),
         num_stages=shape.num_stages,
     )
