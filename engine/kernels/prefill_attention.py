@@ -67,8 +67,10 @@ def _tile_rows(shape: AttentionShape) -> int:
 
 def _num_warps(shape: AttentionShape) -> int:
     """More where a tile, or its rows, would not fit the registers of few."""
-    is_tall = _tile_rows(shape) > (32 if shape.is_fp8 else 64)
-    return 8 if is_tall or shape.tile_dim > 128 else shape.num_warps
+    rows = _tile_rows(shape)
+    if shape.is_fp8:
+        return 8 if rows > 32 else shape.num_warps
+    return 8 if rows > 64 or shape.tile_dim > 128 else shape.num_warps
 
 
 @triton.jit
