@@ -21,7 +21,14 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from core.errors import from_exception, status_of
+from core.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    ResourceExhausted,
+    Unavailable,
+    from_exception,
+    status_of,
+)
 from core.logs import event
 from core.tracing import (
     END_REASON,
@@ -38,6 +45,10 @@ logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 1.0
 """So long a process that stops waits for its last spans to be sent."""
 _PROPAGATOR = TraceContextTextMapPropagator()
+
+
+_SAID = (Unavailable, ResourceExhausted, DeadlineExceeded, FailedPrecondition)
+"""Errors whose text is told. Others' may quote a prompt, and of those nothing leaves."""
 
 
 class Resource(NamedTuple):
@@ -88,7 +99,8 @@ class RecordedSpan(Span):
         elif error is not None:
             known = from_exception(error)
             self._span.set_attribute("error.type", status_of(known).grpc.name)
-            self._span.set_status(Status(StatusCode.ERROR, known.message))
+            said = known.message if isinstance(known, _SAID) else None
+            self._span.set_status(Status(StatusCode.ERROR, said))
         self._span.end()
 
     def cancel(self, reason: str) -> None:

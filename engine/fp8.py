@@ -11,6 +11,8 @@ import torch
 
 LARGEST = 448.0
 SCALE_BYTES = 4
+LEAST = 1e-30
+"""A row whose largest number is not over it is a row of zeros."""
 
 
 def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,7 +22,8 @@ def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     rows = rows.float()
     largest = rows.abs().amax(dim=-1)
-    inverse = torch.where(largest > 0, LARGEST / largest, 0.0)
+    # Of less than that nothing is left; its inverse might not be finite.
+    inverse = torch.where(largest > LEAST, LARGEST / largest, 0.0)
     numbers = (rows * inverse[..., None]).to(torch.float8_e4m3fn)
     return numbers.view(torch.uint8), largest / LARGEST
 

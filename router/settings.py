@@ -8,7 +8,7 @@ from pydantic import Field
 
 from core.tls import TlsSettings
 from core.tracing import TracingSettings
-from router.local_prefill import START_TOKENS
+from router.local_prefill import MAX_TOKENS, START_TOKENS
 from router.policies import PolicyName
 from router.tenants import ClassName
 
@@ -80,6 +80,7 @@ class RouterSettings(TlsSettings, TracingSettings):
     local_prefill_start_tokens: int = Field(
         START_TOKENS,
         ge=0,
+        le=MAX_TOKENS,
         description="Where that limit begins when it is learned: what bench.local_prefill finds",
     )
     tenants: Path | None = Field(

@@ -34,21 +34,26 @@ class _File(Generic[T]):
         self._read = read
         self._version: _Version | None = _version(path)
         self.current = read(path)
+        self._is_unread = False
+        """Whether the last change could not be read, and so is to be tried again."""
 
     async def refresh(self) -> None:
         """Takes a changed file over. One that is wrong or gone is reported once."""
         try:
             version = await asyncio.to_thread(_version, self._path)
-            if version == self._version:
+            if version == self._version and not self._is_unread:
                 return
             self._version = version
             self.current = await asyncio.to_thread(self._read, self._path)
+            self._is_unread = False
         except FileNotFoundError as error:
             if self._version is not None:
                 self._tell_refused(error)
             self._version = None
         except (OSError, UnicodeDecodeError, TenantFileError, StartupError) as error:
-            self._tell_refused(error)
+            was_unread, self._is_unread = self._is_unread, _cannot_be_read(error)
+            if not (was_unread and self._is_unread):
+                self._tell_refused(error)
         else:
             event(logger, logging.INFO, f"{self._name}_loaded", path=self._path)
 
@@ -111,6 +116,10 @@ def _open_tenants(path: Path) -> _File[Tenants]:
         return _File("tenants", path, _read)
     except (OSError, UnicodeDecodeError, TenantFileError) as error:
         raise StartupError(f"tenants file {path}: {error}") from error
+
+
+def _cannot_be_read(error: Exception) -> bool:
+    return isinstance(error, OSError) or isinstance(error.__cause__, OSError)
 
 
 def _version(path: Path) -> _Version:

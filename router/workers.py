@@ -64,6 +64,8 @@ class WorkerPool:
         self.max_model_len: int | None = None
         """The least of all usable workers; None without one."""
         self.fingerprint: types_pb2.Fingerprint | None = None
+        self._model: str | None = None
+        """Digest of the model that is served, once a worker has told."""
         self.is_registry_ok: bool | None = None
         """None before the registry has been asked."""
 
@@ -112,7 +114,7 @@ class WorkerPool:
         if not self.is_registry_ok:
             event(logger, logging.INFO, "registry_reached", num_workers=len(records))
         self.is_registry_ok = True
-        own = [record for record in records if self._has_our_model(record)]
+        own = self._of_one_model([record for record in records if self._has_our_model(record)])
         for record in own:
             self._meet(record)
         self._forget_gone({record.worker_id for record in own})
@@ -123,6 +125,22 @@ class WorkerPool:
         if not has_it:
             self._report_once(record, "it serves another model than this router")
         return has_it
+
+    def _of_one_model(self, records: list[types_pb2.WorkerRecord]) -> list[types_pb2.WorkerRecord]:
+        """A router without weights knows its model by the config, which others may have, too.
+
+        It stays with the model that it has met while a worker of that is left; before, it takes
+        none of several.
+        """
+        models = {record.fingerprint.model for record in records}
+        if len(models) == 1:
+            (self._model,) = models
+        if len(models) <= 1:
+            return records
+        for record in records:
+            if record.fingerprint.model != self._model:
+                self._report_once(record, "another model with this router's config is there, too")
+        return [record for record in records if record.fingerprint.model == self._model]
 
     def _meet(self, record: types_pb2.WorkerRecord) -> None:
         known = self._links.get(record.worker_id)

@@ -109,10 +109,10 @@ async def _joins(host: WorkerHost) -> bool:
     meeting = asyncio.ensure_future(meet())
     stop = asyncio.ensure_future(wait_for_stop_signal())
     await asyncio.wait({meeting, stop}, return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
-    if not meeting.done():
+    if stop.done():
         meeting.cancel()
         return False
+    stop.cancel()
     meeting.result()
     return True
 
@@ -180,7 +180,9 @@ def _device_ranges(engine: Engine) -> Ranges | None:
         return None
     from worker.device_digests import DeviceDigests  # Needs Triton, which a CPU does not.
 
-    return DeviceDigests(engine.kv_cache.data)
+    digests = DeviceDigests(engine.kv_cache.data)
+    digests([0], engine.kv_cache.block_bytes)  # Compiles the kernel: no transfer waits for that.
+    return digests
 
 
 def _memory_region(settings: WorkerSettings, engine: Engine) -> MemoryRegion:

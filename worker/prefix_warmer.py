@@ -107,16 +107,21 @@ class PrefixWarmer:
         address = worker_pb2.WorkerAddress(
             worker_id=record.worker_id, address=record.address, epoch=record.epoch
         )
-        peer = await self._host.peers.connected(address)
-        request = kv_transfer_pb2.HotBlocksRequest(source_epoch=peer.epoch, max_blocks=max_blocks)
-        with pod_errors(peer.worker_id):
-            hot: kv_transfer_pb2.HotBlocksReply = await peer.exports.ListHotBlocks(
-                request, timeout=CONTROL_TIMEOUT_S
-            )
+        async with asyncio.timeout(MAX_FETCH_S):
+            peer = await self._host.peers.connected(address)
+            hot = await self._hot_blocks(peer, max_blocks)
         if len(hot.block_hashes) > max_blocks:
             raise TransferError(f"{peer.worker_id} answered what was not asked")
         for chain in chains(hot.block_hashes, hot.parents):
             await self._fetch(chain, peer)
+
+    async def _hot_blocks(self, peer: Peer, max_blocks: int) -> kv_transfer_pb2.HotBlocksReply:
+        request = kv_transfer_pb2.HotBlocksRequest(source_epoch=peer.epoch, max_blocks=max_blocks)
+        with pod_errors(peer.worker_id):
+            reply: kv_transfer_pb2.HotBlocksReply = await peer.exports.ListHotBlocks(
+                request, timeout=CONTROL_TIMEOUT_S
+            )
+        return reply
 
     async def _fetch(self, chain: list[bytes], peer: Peer) -> None:
         """Piece by piece, as far as the peer still has it."""

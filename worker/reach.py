@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from baton.v1 import types_pb2, worker_pb2
 from core.errors import BatonError, Unavailable
 from core.logs import event
+from kvtransfer.peers import CONTROL_TIMEOUT_S
 from worker.host import WorkerHost
 
 logger = logging.getLogger(__name__)
@@ -56,30 +57,33 @@ def _peers(
 async def _any_answers(
     host: WorkerHost, peers: list[types_pb2.WorkerRecord], told: set[tuple[str, int]]
 ) -> bool:
-    """Asks all of them at once. `told`: those whose silence the log tells already."""
-    answers = await asyncio.gather(*(_error_of(host, record) for record in peers))
-    for record, error in zip(peers, answers, strict=True):
-        life = (record.worker_id, record.epoch)
-        if error is not None and life not in told:
-            told.add(life)
-            event(
-                logger,
-                logging.ERROR,
-                "peer_unreachable",
-                peer=record.worker_id,
-                address=record.address,
-                error=error,
-            )
-    return None in answers
+    """Asks all of them at once, until one answers. `told`: those whose silence the log tells."""
+    asked = [asyncio.ensure_future(_answers(host, record, told)) for record in peers]
+    try:
+        for answer in asyncio.as_completed(asked):
+            if await answer:
+                return True
+    finally:
+        for task in asked:
+            task.cancel()
+    return False
 
 
-async def _error_of(host: WorkerHost, record: types_pb2.WorkerRecord) -> BatonError | None:
-    """What keeps the two apart; None: the other one has answered."""
+async def _answers(
+    host: WorkerHost, record: types_pb2.WorkerRecord, told: set[tuple[str, int]]
+) -> bool:
     address = worker_pb2.WorkerAddress(
         worker_id=record.worker_id, address=record.address, epoch=record.epoch
     )
+    life = (record.worker_id, record.epoch)
     try:
-        await host.peers.connected(address)
-    except BatonError as error:
-        return error
-    return None
+        async with asyncio.timeout(CONTROL_TIMEOUT_S):
+            await host.peers.connected(address)
+    except (BatonError, TimeoutError) as error:
+        if life not in told:
+            told.add(life)
+            fields = {"peer": record.worker_id, "address": record.address}
+            reason = str(error) or "no answer in time"
+            event(logger, logging.ERROR, "peer_unreachable", **fields, error=reason)
+        return False
+    return True

@@ -86,8 +86,10 @@ class RequestTable(Generic[State]):
         """
         key = key_of(dispatch)
         if key in self._entries or key in self._ended:
+            state.span.cancel("repeated")
             return
         if self._aborted_early.pop(key, None) is not None:
+            state.span.cancel("aborted early")
             raise Cancelled("the request was aborted before it arrived")
         task = self._tasks.start(self._run(dispatch, state, work))
         self._entries[key] = _Entry(dispatch, state, task)

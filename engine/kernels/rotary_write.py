@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.tiles import E4M3_LARGEST, to_e4m3
+from engine.kernels.tiles import E4M3_LARGEST, E4M3_LEAST, to_e4m3
 
 _TILE_HEADS = 8
 
@@ -108,7 +108,8 @@ def rotary_write_kernel(
         low = tl.where(is_finite[:, None], low, 0.0)
         high = tl.where(is_finite[:, None], high, 0.0)
         largest = tl.where(is_finite, tl.max(sizes, 1), float("nan"))
-        inverse = tl.where(largest > 0, E4M3_LARGEST / tl.where(largest > 0, largest, 1.0), 0.0)
+        is_some = largest > E4M3_LEAST
+        inverse = tl.where(is_some, E4M3_LARGEST / tl.where(is_some, largest, 1.0), 0.0)
         inverse = inverse[:, None]
         low, high = to_e4m3(low * inverse), to_e4m3(high * inverse)
         scales_ptr = scale_ptr + (slot // BLOCK_SIZE) * scale_stride + rows

@@ -14,6 +14,8 @@ import triton.language as tl
 
 E4M3_SCALE = tl.constexpr(256.0)
 E4M3_LARGEST = tl.constexpr(448.0)
+E4M3_LEAST = tl.constexpr(1e-30)
+"""engine.fp8.LEAST"""
 MIN_DOT = 16
 """Least extent of a tile that a tensor core multiplies."""
 _TILE_BYTES = 16384

@@ -59,7 +59,8 @@ class _Fields:
             value = value.lower()
         if value not in supported or isinstance(value, bool) != isinstance(supported[0], bool):
             raise self.error(name, value, ", ".join(str(choice) for choice in supported))
-        return value
+        # 4.0 is equal to 4, and no number of bits to count with.
+        return supported[supported.index(value)]
 
     def empty(self, *names: str) -> None:
         """These change what weights mean, in ways that are not supported."""

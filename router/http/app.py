@@ -67,7 +67,7 @@ class HttpApi:
             [Route(path, _Endpoint(handler), methods=[method]) for path, method, handler in routes],
             redirect_slashes=False,
         )
-        handlers = {(method, path): handler for path, method, handler in routes}
+        handlers = {(method, path): handler for path, method, handler in routes if "{" not in path}
         app: ASGIApp = _Boundary(self, handlers, router)
         if cors_origins:
             app = CorsPolicy(

@@ -41,6 +41,9 @@ class WriteBatch:
                 cycle.transport.abort()
 
 
+_NO_END = 1 << 62
+
+
 class ChunkedBody:
     """What a request's connection knows that ASGI does not tell, and the body of its response:
     one whose headers have been sent, without a content-length.
@@ -108,9 +111,10 @@ class ChunkedBody:
 
         return write
 
-    def flush(self, num_bytes: int) -> None:
+    def flush(self, num_bytes: int, *, is_last: bool) -> None:
         """To be called before ASGI's `send` of so many bytes, so that all keeps its order."""
         self._batch.flush()
         if not self._is_chunked:
-            # As if that were all that is to come: uvicorn would count what has been announced.
-            self._cycle.expected_content_length = num_bytes
+            # uvicorn counts what has been announced, and nothing has: more than enough is to
+            # come, and behind the last part nothing.
+            self._cycle.expected_content_length = num_bytes if is_last else _NO_END

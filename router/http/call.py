@@ -187,7 +187,7 @@ class Call:
 
     async def send_event(self, data: bytes, *, is_last: bool = False) -> None:
         """Sends a part of a stream; waits while the client does not read."""
-        self.scope["baton.body"].flush(len(data))
+        self.scope["baton.body"].flush(len(data), is_last=is_last)
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
 

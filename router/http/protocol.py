@@ -107,12 +107,13 @@ class StreamProtocol(HttpToolsProtocol):
         if self._num_header_bytes > MAX_HEADER_BYTES:
             self.transport.close()
 
-    def ignore_upgrade(self, rest: bytes) -> None:
-        """Goes on with `rest`, the data behind a head that asks for another protocol."""
+    def ignore_upgrade(self) -> _Parser:
+        """The parser from now on: of the data behind a head that asks for another protocol."""
         framing = (b"content-length", b"transfer-encoding")
         head = [b"%b: %b\r\n" % field for field in self.headers if field[0] in framing]
-        self.parser = _Parser(_BehindHead(self), self)
-        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n%b" % (b"".join(head), rest))
+        self.parser = parser = _Parser(_BehindHead(self), self)
+        parser.feed_piece(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(head))
+        return parser
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
@@ -149,13 +150,23 @@ class _Parser(httptools.HttpRequestParser):
 
     def __init__(self, callbacks: Any, protocol: StreamProtocol) -> None:
         super().__init__(callbacks)
+        # As uvicorn's own: what comes behind a request that is the last one is no error.
+        self.set_dangerous_leniencies(lenient_data_after_close=True)
         self._protocol = protocol
 
     def feed_data(self, data: Any) -> None:
-        try:
-            super().feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._protocol.ignore_upgrade(data[upgrade.args[0] :])
+        parser, rest = self, memoryview(data)
+        while rest:
+            try:
+                parser.feed_piece(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+                parser = self._protocol.ignore_upgrade()
+
+    def feed_piece(self, data: Any) -> None:
+        """Raises HttpParserUpgrade behind a head that asks for another protocol."""
+        super().feed_data(data)
 
 
 class _BehindHead:

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import StatusCode
 
-from core.errors import StartupError, TransferError
+from core.errors import InvalidArgument, StartupError, TransferError
 from core.otel import OtelTracer, ReportingExporter, Resource, otlp_tracer
 from core.tracing import NO_CONTEXT, NO_SPAN, TraceContext, TracingSettings, make_tracer
 from tests.traces import CALLER, CALLER_ID, TRACE_ID, Recorder, parent_id, trace_id, traceparent
@@ -91,6 +91,16 @@ def test_a_failure_tells_its_code_and_message() -> None:
         assert span.status.description == "the lease did not hold"
         assert span.attributes == {"error.type": "UNAVAILABLE"}
         assert not span.events, "a stack trace would be of no use, and large"
+
+
+def test_what_may_quote_a_prompt_is_not_told() -> None:
+    recorder = Recorder()
+    recorder.tracer.serve("call", NO_CONTEXT).end(InvalidArgument("a template said: secret"))
+    recorder.tracer.serve("bug", NO_CONTEXT).end(ValueError("secret"))
+    for name, code in (("call", "INVALID_ARGUMENT"), ("bug", "INTERNAL")):
+        span = recorder.one(name)
+        assert span.attributes["error.type"] == code
+        assert span.status.description is None
 
 
 def test_a_cancellation_is_no_failure_and_tells_why() -> None:

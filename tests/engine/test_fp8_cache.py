@@ -40,6 +40,13 @@ def test_a_number_is_off_by_a_sixteenth_of_itself_or_the_least_of_its_row() -> N
     assert dequantize(*quantize(torch.zeros(1, 8)), torch.float32).tolist() == [[0.0] * 8]
 
 
+def test_rows_too_small_for_a_scale_are_rows_of_zeros() -> None:
+    bits, scales = quantize(torch.tensor([[1e-37, 0.0], [0.0, 0.0], [1e-29, 0.0]]))
+    found = dequantize(bits, scales, torch.float32)
+    assert found[:2].tolist() == [[0.0, 0.0]] * 2
+    assert found[2].tolist() == pytest.approx([1e-29, 0.0])
+
+
 def test_a_layer_is_one_range_of_its_block_scales_included() -> None:
     cache = KVCache(SHAPE, 5, CPU)
     layer_bytes = 2 * 2 * 4 * (8 + 4)

@@ -155,6 +155,24 @@ async def test_workers_of_another_model_are_none_of_the_routers_business(
     await stranger.stop()
 
 
+async def test_without_weights_a_router_stays_with_the_model_that_it_has_met(serve, redis, caplog):
+    async with serve() as s:
+        strangers = [FakeWorker(f"x-{role}", role, Script(reply=[])) for role in (PREFILL, DECODE)]
+        for stranger in strangers:
+            stranger.record.fingerprint.model = f"{MODEL_DIGEST[:32]}of-other-weights"
+            await stranger.start(Registry(redis))
+        await wait_for(lambda: caplog.text.count("another model with this router's config") == 2)
+        assert set(await statuses(s)) == {"prefill-0", "decode-0"}
+        for worker in (*s.prefills, *s.decodes):
+            await worker.stop()
+            await s.registry.remove(worker.record.worker_id, worker.record.epoch)
+        async with asyncio.timeout(20):
+            while not {"x-1", "x-2"} <= set(await statuses(s)):
+                await asyncio.sleep(0.05)
+        for stranger in strangers:
+            await stranger.stop()
+
+
 async def test_a_former_life_that_still_publishes_does_not_replace_the_attached_one(serve, caplog):
     async with serve() as s:
         zombie = FakeWorker("decode-0", DECODE, s.script)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.v1 import types_pb2
+from baton.v1 import types_pb2, worker_pb2
 from core.errors import Unavailable
+from kvtransfer.peers import Peer
 from tests.worker.pair import Pair, pair
 from worker.reach import reach_peers
 
@@ -46,6 +47,23 @@ async def test_one_that_answers_is_enough(folder: Path) -> None:
         workers = Workers([away(both), both.decode.host.record()])
         await asyncio.wait_for(reach_peers(both.prefill.host, workers.list), 20)
         assert workers.num_looks == 1
+
+
+async def test_one_that_never_answers_holds_up_nobody(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair(folder, "tcp") as both:
+        peers = both.prefill.host.peers
+        real_connected = peers.connected
+
+        async def connected(address: worker_pb2.WorkerAddress) -> Peer:
+            if address.worker_id == "away":
+                await asyncio.Event().wait()
+            return await real_connected(address)
+
+        monkeypatch.setattr(peers, "connected", connected)
+        workers = Workers([away(both), both.decode.host.record()])
+        await asyncio.wait_for(reach_peers(both.prefill.host, workers.list), 5)
 
 
 async def test_it_waits_for_an_answer_and_says_once_what_is_wrong(

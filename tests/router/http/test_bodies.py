@@ -29,7 +29,7 @@ async def test_flushing_keeps_the_order_before_what_is_sent_another_way():
     subject = cycle(written)
     body = ChunkedBody(subject, batch)
     body.text_writer(b"", b"")("1")
-    body.flush(1)
+    body.flush(1, is_last=False)
     subject.transport.write(b"2")
     await asyncio.sleep(0)
     assert [data for _, data in written] == [b'3\r\n"1"\r\n', b"2"]
@@ -41,6 +41,16 @@ async def test_to_http_1_0_the_text_goes_without_chunks():
     ChunkedBody(subject, WriteBatch()).text_writer(b"<", b">")("1")
     await asyncio.sleep(0)
     assert written == [("", b'<"1">')]
+
+
+def test_to_http_1_0_only_the_last_part_ends_the_body():
+    subject = cycle([], http_version="1.0")
+    body = ChunkedBody(subject, WriteBatch())
+    body.flush(100, is_last=False)
+    body.flush(10, is_last=False)
+    assert subject.expected_content_length > 1 << 60  # enough for both, whichever goes first
+    body.flush(7, is_last=True)
+    assert subject.expected_content_length == 7
 
 
 async def test_a_client_that_is_gone_gets_nothing():

@@ -61,3 +61,23 @@ async def test_what_follows_is_checked_as_ever(serve):
     async with serve() as s:
         refusal = await anext(exchange(s, wrong))
     assert refusal["error"]["code"] == "invalid_http"
+
+
+async def test_many_in_one_read_are_answered_in_turn(serve):
+    one = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n" + UPGRADE + b"\r\n"
+    async with serve() as s:
+        answers = exchange(s, one * 1500)
+        for _ in range(1500):
+            assert (await anext(answers))["data"][0]["id"] == "tiny"
+        await answers.aclose()
+
+
+@pytest.mark.parametrize("upgrade", [b"", UPGRADE])
+async def test_what_comes_behind_the_last_request_is_no_error(serve, upgrade):
+    last = b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    first = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n" + upgrade + b"\r\n" if upgrade else b""
+    async with serve() as s:
+        answers = exchange(s, first + last + b"GET / HTTP/1.1\r\n\r\n")
+        for _ in range(2 if upgrade else 1):
+            assert (await anext(answers))["data"][0]["id"] == "tiny"
+        await answers.aclose()
