@@ -116,7 +116,7 @@ def test_a_timeout_is_sent_as_the_deadline(router):
     router.hangs = True
     with BatonClient(router.address) as client, pytest.raises(DeadlineExceeded):
         client.generate("x", timeout_s=0.2)
-    assert router.time_remaining <= 0.2
+    assert router.time_remaining <= 0.21  # gRPC rounds up what it sends
 
 
 def test_a_call_that_a_stopping_router_cancels_is_sent_again(router):
