@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from functools import cache
 
 import pytest
 
@@ -139,16 +138,10 @@ def test_the_routers_steps_install_a_router_that_starts(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["prefill_svc", "decode_svc"])
-def test_the_cpu_workers_steps_install_workers_that_start(tmp_path_factory, role):
-    run = cpu_worker(tmp_path_factory)
-    assert run("python", "-m", role, "--help").returncode == 0
-    wrong = run("python", "-m", role, "--worker-id", "w", "--model", "/none")
-    assert wrong.stderr.startswith("error: ")
+def test_the_cpu_workers_steps_install_workers_that_start(tmp_path):
+    run = install("build-worker-cpu", tmp_path)
+    for role in ("prefill_svc", "decode_svc"):
+        assert run("python", "-m", role, "--help").returncode == 0
+        wrong = run("python", "-m", role, "--worker-id", "w", "--model", "/none")
+        assert "error: " in wrong.stderr
     assert run("python", "-c", "import engine.native.library, nixl_cu12").returncode == 0
-
-
-@cache
-def cpu_worker(tmp_path_factory):
-    """One environment for both roles."""
-    return install("build-worker-cpu", tmp_path_factory.mktemp("worker-cpu"))
