@@ -45,8 +45,6 @@ logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 1.0
 """So long a process that stops waits for its last spans to be sent."""
 _PROPAGATOR = TraceContextTextMapPropagator()
-
-
 _SAID = (Unavailable, ResourceExhausted, DeadlineExceeded, FailedPrecondition)
 """Errors whose text is told. Others' may quote a prompt, and of those nothing leaves."""
 

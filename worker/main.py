@@ -111,6 +111,7 @@ async def _joins(host: WorkerHost) -> bool:
     await asyncio.wait({meeting, stop}, return_when=asyncio.FIRST_COMPLETED)
     if stop.done():
         meeting.cancel()
+        await asyncio.gather(meeting, return_exceptions=True)
         return False
     stop.cancel()
     meeting.result()

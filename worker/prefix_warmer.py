@@ -16,7 +16,7 @@ from baton.v1 import kv_transfer_pb2, types_pb2, worker_pb2
 from core.errors import BatonError, TransferError
 from core.logs import event
 from core.rpc import pod_errors
-from kvtransfer.peers import CONTROL_TIMEOUT_S, Peer
+from kvtransfer.peers import Peer
 from worker.host import WorkerHost
 from worker.prefix_reader import MAX_FETCH_S, MissingBlocks, PrefixReader
 
@@ -119,7 +119,7 @@ class PrefixWarmer:
         request = kv_transfer_pb2.HotBlocksRequest(source_epoch=peer.epoch, max_blocks=max_blocks)
         with pod_errors(peer.worker_id):
             reply: kv_transfer_pb2.HotBlocksReply = await peer.exports.ListHotBlocks(
-                request, timeout=CONTROL_TIMEOUT_S
+                request, timeout=MAX_FETCH_S
             )
         return reply
 

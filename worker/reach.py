@@ -66,6 +66,7 @@ async def _any_answers(
     finally:
         for task in asked:
             task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
     return False
 
 

@@ -26,9 +26,7 @@ async def answer(call: Call, job: Job, form: Format, table: RequestTable, timeou
     Leaving this, as soon as the client is gone, cancels the requests.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
-    parts: Sequence[Part | None] = [None]
-    if len(job.requests) > 1:
-        parts = [None] * len(job.requests)
+    parts: Sequence[Part | None] = [None] * len(job.requests)
     if len(job.requests) > 1 and call.is_named:
         parts = parts_of(call.request_id, job.requests)
     with ExitStack() as following:
