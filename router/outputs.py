@@ -204,10 +204,17 @@ class OutputLog:
             follower.wake()
 
 
-class Follower:
-    """One client's way through an output log: it pulls with `next`, or has text pushed to it."""
+WriteText = Callable[[str], bool]
+"""Sends a text that is not empty; returns whether the client takes more at once."""
 
-    __slots__ = ("_error", "_idle_since", "_open", "_waiter", "_write", "log")
+WriteTokens = Callable[[int, Sequence[int], str], bool]
+"""Sends output index, tokens from there on, and their text; returns as WriteText does."""
+
+
+class Follower:
+    """One client's way through an output log: it pulls with `next`, or has tokens pushed to it."""
+
+    __slots__ = ("_error", "_idle_since", "_open", "_waiter", "_write_text", "_write_tokens", "log")
 
     def __init__(self, log: OutputLog) -> None:
         self.log = log
@@ -215,7 +222,8 @@ class Follower:
         """Choices of which not all was read; the first has its turn next."""
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._write: Callable[[str], bool] | None = None
+        self._write_text: WriteText | None = None
+        self._write_tokens: WriteTokens | None = None
         self._idle_since: float | None = time.monotonic()
 
     def unread_s(self, now: float) -> float:
@@ -242,22 +250,28 @@ class Follower:
                 return None
             await self._wait()
 
-    async def push(self, write: Callable[[str], bool]) -> None:
+    async def push_text(self, write: WriteText) -> None:
         """Gives each token's text to `write` in the moment in which it comes: no task is woken.
 
         Returns where `next` has to go on: when `write` says that it wants no more for now, and
         when the end or an error has come; at once if the request has several choices. Raises
         what `write` raises.
         """
-        if not self._open or len(self.log.choices) > 1:
-            return
+        self._write_text = write
+        await self._push_all()
+
+    async def push_tokens(self, write: WriteTokens) -> None:
+        """As `push_text`, for who wants tokens, too; those without text are written as well."""
+        self._write_tokens = write
+        await self._push_all()
+
+    async def _push_all(self) -> None:
         self._idle_since = None
-        self._write = write
         try:
-            if self._push(write):
+            if self._open and len(self.log.choices) == 1 and self._push():
                 await self._wait()
         finally:
-            self._write = None
+            self._write_text = self._write_tokens = None
             self._idle_since = time.monotonic()
 
     def fail(self, error: Exception) -> None:
@@ -275,15 +289,17 @@ class Follower:
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
-        write = self._write
         try:
-            if write is None or not self._push(write):
+            if not self._push():
                 waiter.set_result(None)
         except Exception as error:  # the client's connection has failed, not the request
             waiter.set_exception(error)
 
-    def _push(self, write: Callable[[str], bool]) -> bool:
+    def _push(self) -> bool:
         """Writes what is there. Whether more may be pushed later."""
+        write_text, write_tokens = self._write_text, self._write_tokens
+        if write_text is None and write_tokens is None:
+            return False
         cursor = self._open[0]
         choice = cursor.choice
         if choice.is_finished or self.log.error is not None or self._error is not None:
@@ -291,7 +307,13 @@ class Follower:
         texts = choice.texts
         num_sent, cursor.num_sent = cursor.num_sent, len(texts)
         text = texts[-1] if len(texts) == num_sent + 1 else "".join(texts[num_sent:])
-        return not text or write(text)
+        if write_text is not None:
+            return not text or write_text(text)
+        if num_sent == len(texts):
+            return True
+        token_ids = choice.token_ids
+        assert write_tokens is not None
+        return write_tokens(num_sent if token_ids else 0, token_ids[num_sent:], text)
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

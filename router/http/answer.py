@@ -98,7 +98,7 @@ class _Stream:
             await self._call.send_event(data)
             if not chunk.finish_reason and not self._job.wants_logprobs:
                 text_event = self._form.text_event(prompt, chunk.choice)
-                await follower.push(self._call.text_writer(text_event))
+                await follower.push_text(self._call.text_writer(text_event))
 
     async def _start(self) -> None:
         async with self._start_lock:

@@ -196,7 +196,7 @@ async def pushing(log, write):
 
     async def follow():
         with log.follow() as follower:
-            await follower.push(write)
+            await follower.push_text(write)
             return await follower.next()
 
     task = asyncio.ensure_future(follow())
