@@ -54,19 +54,7 @@ class HttpServer:
 
     async def start(self) -> str:
         """Listens and returns `host:port`; port 0 takes a free one."""
-        try:
-            listener = socket.create_server(
-                (self._host, self._port),
-                family=socket.AF_INET6 if is_ipv6(self._host) else socket.AF_INET,
-                backlog=_BACKLOG,
-                # As gRPC does: "::" is for IPv4, too.
-                dualstack_ipv6=self._host == "::" and socket.has_dualstack_ipv6(),
-            )
-        except OSError as error:
-            reason = error.strerror or error
-            address = join_host_port(self._host, self._port)
-            raise StartupError(f"cannot listen on {address}: {reason}") from error
-        listener.setblocking(False)
+        listener = listen(self._host, self._port)
         loop = asyncio.get_running_loop()
         self._serving = loop.create_task(self._server.serve(sockets=[listener]))
         # A connection made before uvicorn accepts waits in the backlog.
@@ -87,6 +75,24 @@ class HttpServer:
             for connection in list(self._server.server_state.connections):
                 connection.transport.abort()
         await self._serving
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there, for an event loop. Raises StartupError."""
+    try:
+        listener = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if is_ipv6(host) else socket.AF_INET,
+            backlog=_BACKLOG,
+            # As gRPC does: "::" is for IPv4, too.
+            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+        )
+    except (OSError, UnicodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        address = join_host_port(host, port)
+        raise StartupError(f"cannot listen on {address}: {reason}") from error
+    listener.setblocking(False)
+    return listener
 
 
 class _EmbeddedServer(uvicorn.Server):

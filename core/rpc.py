@@ -155,7 +155,7 @@ def _wrap_unary(behaviour: Any, method: str) -> Any:
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
-            return await _abort(context, _stray_cancellation(), method)
+            return await _abort(context, stray_cancellation(), method)
         except Exception as error:
             return await _abort(context, error, method)
 
@@ -178,23 +178,32 @@ def _wrap_stream(behaviour: Any, method: str) -> Any:
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
-            await _abort(context, _stray_cancellation(), method)
+            await _abort(context, stray_cancellation(), method)
         except Exception as error:
             await _abort(context, error, method)
 
     return call
 
 
-def _stray_cancellation() -> BatonError:
-    """gRPC takes it for the end of the call, which would leave the caller without an answer."""
+def stray_cancellation() -> BatonError:
+    """For a CancelledError that nobody asked for.
+
+    gRPC takes it for the end of the call, which would leave the caller without an answer.
+    """
     return Unavailable("something that the call depends on was closed")
 
 
-async def _abort(context: Any, exception: Exception, method: str) -> None:
+def to_own_error(exception: Exception, method: str) -> BatonError:
+    """What a call to `method` that raised `exception` is answered with; bugs are logged."""
     error = from_exception(exception)
     if isinstance(error, InternalError):
         event(logger, logging.ERROR, "call_failed", method=method, error=error.message)
         logger.error("traceback", exc_info=exception)
+    return error
+
+
+async def _abort(context: Any, exception: Exception, method: str) -> None:
+    error = to_own_error(exception, method)
     detail = to_detail(error)
     try:
         await context.abort(
@@ -208,6 +217,29 @@ async def _abort(context: Any, exception: Exception, method: str) -> None:
         raise asyncio.CancelledError from None
 
 
+class Health:
+    """The health service of a server."""
+
+    def __init__(self) -> None:
+        self._servicer: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._names: Sequence[str] = ()
+
+    def add_to(self, server: Any, service_names: Sequence[str]) -> None:
+        """Has `server` answer for itself and for each service of it."""
+        self._names = ("", *service_names)
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """What is answered from now on."""
+        states = health_pb2.HealthCheckResponse.ServingStatus
+        for name in self._names:
+            await self._servicer.set(name, states.SERVING if is_serving else states.NOT_SERVING)
+
+    async def close(self) -> None:
+        """NOT_SERVING for good."""
+        await self._servicer.enter_graceful_shutdown()
+
+
 class RpcServer:
     """One gRPC server with error translation, health and reflection.
 
@@ -219,16 +251,14 @@ class RpcServer:
         self._host = host
         self._port = port
         self._tls = tls
-        self._service_names: list[str] = []
-        self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = Health()
         self.grpc_server = grpc.aio.server(
             interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS
         )
 
     async def start(self, service_names: Sequence[str]) -> str:
         """Listens and returns `host:port`; port 0 takes a free one. Raises StartupError."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
-        self._service_names = [*service_names]
+        self._health.add_to(self.grpc_server, service_names)
         names = [*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self.grpc_server)
         address = join_host_port(self._host, self._port)
@@ -258,13 +288,11 @@ class RpcServer:
 
     async def set_serving(self, is_serving: bool) -> None:
         """What the health service answers, for the server and for each service of it."""
-        states = health_pb2.HealthCheckResponse.ServingStatus
-        for name in ("", *self._service_names):
-            await self._health.set(name, states.SERVING if is_serving else states.NOT_SERVING)
+        await self._health.set_serving(is_serving)
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new call and ends those in flight after `grace_s`."""
-        await self._health.enter_graceful_shutdown()
+        await self._health.close()
         await self.grpc_server.stop(grace_s)
 
 

@@ -22,7 +22,7 @@ from core.model_folder import ModelFolder, config_digest, model_digest, resolve_
 from core.prefix_index import PrefixIndexReader
 from core.redis_client import RedisClient, connect_redis
 from core.registry import Registry
-from core.rpc import RpcServer, settle_heap, wait_for_stop_signal
+from core.rpc import settle_heap, wait_for_stop_signal
 from core.tasks import TaskSet
 from core.tls import load_tls
 from core.tokenizer import Tokenizer
@@ -38,6 +38,7 @@ from router.demand_publisher import DemandPublisher, RouterIdentity
 from router.demand_sampler import DemandSampler
 from router.fallback import Fallback, FallbackConfig
 from router.generation import Generation
+from router.grpc_server.server import GrpcServer
 from router.http.app import HttpApi
 from router.http.bodies import WriteBatch
 from router.http.protocol import StreamProtocol
@@ -119,10 +120,10 @@ class Router:
         self._demand = DemandPublisher(board, identity, self._admission, self._pool)
         self._table = RequestTable(generation, settings.client_stall_s)
         self._register_figures(generation)
-        self._server = RpcServer(settings.host, settings.port)
+        self._server = GrpcServer(settings.host, settings.port)
         inference_pb2_grpc.add_InferenceServicer_to_server(
             InferenceService(self._table, generation, folder, settings.request_timeout_s),
-            self._server.grpc_server,
+            self._server,  # type: ignore[arg-type]
         )
         self._deployment = (identity.release, identity.model)
         self._sampler = DemandSampler(board.sums, time.monotonic)

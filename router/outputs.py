@@ -19,6 +19,9 @@ from baton.v1 import inference_pb2, types_pb2
 MAX_TOKENS_PER_CHUNK = 2048
 """With 20 log-probabilities each they stay well under gRPC's usual limit of 4 MiB."""
 
+READ_GRACE_S = 5.0
+"""So long after its deadline a reply waits for a client that does not read."""
+
 
 class Chunk(NamedTuple):
     """New output of one choice. Without `token_ids` its text comes from another model.

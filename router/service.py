@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
-from core.errors import BatonError
+from core.errors import BatonError, DeadlineExceeded
 from core.model_folder import ModelFolder
 from core.rpc import pod_errors
 from core.tracing import TraceContext
 from router.attach import WorkerLink
 from router.generation import Generation
-from router.outputs import MAX_TOKENS_PER_CHUNK, Follower
+from router.grpc_server.call import Call
+from router.outputs import MAX_TOKENS_PER_CHUNK, READ_GRACE_S, Follower, WriteTokens
 from router.requests import RequestTable
 from router.validate import check_request_id
 
@@ -37,7 +38,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._request_timeout_s = request_timeout_s
 
     async def Generate(  # type: ignore[override]
-        self, request: inference_pb2.GenerateRequest, context: Any
+        self, request: inference_pb2.GenerateRequest, context: Call
     ) -> None:
         """Writes to `context`: a generator between would cost more than the message."""
         metadata = _metadata(context)
@@ -50,7 +51,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         deadline = asyncio.get_running_loop().time() + timeout_s
         trace = TraceContext(metadata.get("traceparent", ""), metadata.get("tracestate", ""))
         with self._table.follow(request, deadline, tenant=tenant, trace=trace) as follower:
-            await _write_all(follower, request.request_id, context.write)
+            try:
+                # A client that has not read by then counts as one that has left.
+                async with asyncio.timeout_at(deadline + READ_GRACE_S):
+                    await _write_all(follower, request.request_id, context)
+            except TimeoutError:
+                raise DeadlineExceeded("the answer was not read in time") from None
 
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Any
@@ -95,37 +101,44 @@ def _metadata(context: Any) -> dict[str, str]:
     return dict(context.invocation_metadata() or ())
 
 
-async def _write_all(
-    follower: Follower,
-    request_id: str,
-    write: Callable[[inference_pb2.GenerateResponse], Awaitable[None]],
-) -> None:
+async def _write_all(follower: Follower, request_id: str, call: Call) -> None:
     """What a client is sent; the last message tells the outcome."""
     is_first = True
+    write_tokens = _token_writer(request_id, call)
     while (chunk := await follower.next()) is not None:
-        # A field that is not given costs nothing; this runs for every token.
         message = inference_pb2.GenerateResponse(
             request_id=request_id,
             text=chunk.text,
             token_ids=chunk.token_ids,
             output_index=chunk.output_index,
+            choice=chunk.choice,
+            logprobs=chunk.logprobs,
+            finish_reason=chunk.finish_reason,
         )
-        if chunk.choice:
-            message.choice = chunk.choice
-        if chunk.logprobs:
-            message.logprobs.extend(chunk.logprobs)
-        if chunk.finish_reason:
-            message.finish_reason = chunk.finish_reason
         if is_first:
             is_first = False
             for prompt_message in _prompt_messages(follower.log.prompt_logprobs, request_id):
-                await write(prompt_message)
+                await call.write(prompt_message)
         outcome = follower.log.outcome
         if outcome is not None and follower.is_at_end:
             message.usage.CopyFrom(outcome.usage)
             message.route.CopyFrom(outcome.route)
             message.timing.CopyFrom(outcome.timing)
-        await write(message)
+        await call.write(message)
+        if not chunk.finish_reason and not chunk.logprobs:
+            await follower.push_tokens(write_tokens)
+
+
+def _token_writer(request_id: str, call: Call) -> WriteTokens:
+    """Writes messages that have nothing but tokens and their text; nearly all have not."""
+
+    def write(output_index: int, token_ids: Sequence[int], text: str) -> bool:
+        message = inference_pb2.GenerateResponse(
+            request_id=request_id, text=text, token_ids=token_ids, output_index=output_index
+        )
+        return call.write_soon(message)
+
+    return write
 
 
 def _prompt_messages(

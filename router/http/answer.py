@@ -11,11 +11,8 @@ from router.http.call import Call
 from router.http.errors import ClientLeft, to_http
 from router.http.formats import DONE, Format, event
 from router.http.jobs import Job
-from router.outputs import Chunk, Follower
+from router.outputs import READ_GRACE_S, Chunk, Follower
 from router.requests import Part, RequestTable, parts_of
-
-_READ_GRACE_S = 5.0
-"""So long after its deadline a reply waits for a client that does not read."""
 
 T = TypeVar("T")
 
@@ -45,7 +42,7 @@ async def answer(call: Call, job: Job, form: Format, table: RequestTable, timeou
         ]
         try:
             # A client that has not read by then counts as one that has left.
-            async with asyncio.timeout_at(deadline + _READ_GRACE_S):
+            async with asyncio.timeout_at(deadline + READ_GRACE_S):
                 await _reply(call, job, form, followers)
         except TimeoutError:
             raise ClientLeft from None

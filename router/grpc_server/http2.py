@@ -1,0 +1,320 @@
+"""HTTP/2 of a server, without input and output (RFC 9113; numbers below are its sections).
+
+As much of it as calls need: no push (8.4), no priorities (5.3.2, deprecated). What is sent is
+handed to a function; what is received, to a `Listener`. Headers are compressed by the hpack
+library; those that are sent never enter its table, so that those which every call has are
+constant bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import hpack
+
+from router.grpc_server.frames import (
+    ACK,
+    END_HEADERS,
+    END_STREAM,
+    HEAD,
+    MAX_FRAME_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_NUMBER,
+    NUMBER,
+    SETTING,
+    ErrorCode,
+    Frame,
+    FrameReader,
+    Http2Error,
+    Kind,
+    frame,
+)
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+STREAM_WINDOW = 1 << 20
+CONNECTION_WINDOW = 16 << 20
+_DEFAULT_WINDOW = 65_535
+_MIN_MAX_FRAME_BYTES, _MAX_MAX_FRAME_BYTES = 1 << 14, (1 << 24) - 1
+_INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 4, 5, 6
+"""Settings (6.5.2)."""
+_ENCODER = hpack.Encoder()
+
+
+class Stream:
+    """One request and its response."""
+
+    __slots__ = ("id", "is_ended", "num_consumed", "receive_window", "send_window")
+
+    def __init__(self, stream_id: int, send_window: int) -> None:
+        self.id = stream_id
+        self.is_ended = False
+        """Whether the client has sent everything."""
+        self.send_window = send_window
+        self.receive_window = STREAM_WINDOW
+        self.num_consumed = 0
+        """Bytes that the client may send again, and has not been told so."""
+
+
+class Listener(Protocol):
+    """Is told what comes. Streams that were reset or ended are not spoken of again."""
+
+    def on_request(self, stream: Stream, headers: Headers) -> None:
+        """A new stream. `stream.is_ended`: it has no data."""
+
+    def on_data(self, stream: Stream, data: bytes) -> None:
+        """A part of a request; it is to be given back with `consumed`."""
+
+    def on_end(self, stream: Stream) -> None:
+        """The request is whole."""
+
+    def on_reset(self, stream: Stream) -> None:
+        """The client has no interest in it any more."""
+
+    def on_room(self) -> None:
+        """More may be sent, on some stream."""
+
+
+def encode_headers(headers: Headers) -> bytes:
+    """For `send_headers`."""
+    return _ENCODER.encode([hpack.NeverIndexedHeaderTuple(*pair) for pair in headers])
+
+
+class Http2:
+    """One connection. `send` gets bytes in the order in which they are to go out."""
+
+    def __init__(self, listener: Listener, send: Callable[[bytes], None]) -> None:
+        self.streams: dict[int, Stream] = {}
+        """Those that are open on either side, by id."""
+        self.last_stream_id = 0
+        self.send_window = _DEFAULT_WINDOW
+        """For data of all streams together."""
+        self.max_frame_bytes = _MIN_MAX_FRAME_BYTES
+        """Of what is sent."""
+        self._listener = listener
+        self._send = send
+        self._reader = FrameReader()
+        self._initial_window = _DEFAULT_WINDOW
+        self._receive_window = CONNECTION_WINDOW
+        self._num_consumed = 0
+        self._decoder = hpack.Decoder(MAX_HEADER_BYTES)
+        self._handlers: dict[int, Callable[[Frame], None]] = {
+            Kind.DATA: self._on_data,
+            Kind.HEADERS: self._on_headers,
+            Kind.RST_STREAM: self._on_reset,
+            Kind.SETTINGS: self._on_settings,
+            Kind.PUSH_PROMISE: self._on_push_promise,
+            Kind.PING: self._on_ping,
+            Kind.WINDOW_UPDATE: self._on_window_update,
+        }
+        settings = (
+            (_INITIAL_WINDOW_SIZE, STREAM_WINDOW),
+            (_MAX_FRAME_SIZE, MAX_FRAME_BYTES),
+            (_MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES),
+        )
+        self._send_frame(Kind.SETTINGS, 0, 0, b"".join(SETTING.pack(*pair) for pair in settings))
+        self._send_room(0, CONNECTION_WINDOW - _DEFAULT_WINDOW)
+
+    def receive(self, data: bytes) -> None:
+        """Takes what has come. Raises Http2Error."""
+        for received in self._reader.feed(data):
+            handler = self._handlers.get(received.kind)
+            if handler is not None:
+                handler(received)
+
+    def room(self, stream: Stream) -> int:
+        """How many bytes of data the client takes now, in one frame."""
+        return min(self.send_window, stream.send_window, self.max_frame_bytes)
+
+    def send_data(self, stream: Stream, data: bytes) -> None:
+        """`data` must not be more than there is room for. It runs for every token."""
+        size = len(data)
+        self.send_window -= size
+        stream.send_window -= size
+        self._send(HEAD.pack(size >> 8, size & 0xFF, Kind.DATA, 0, stream.id) + data)
+
+    def send_headers(self, stream: Stream, block: bytes, *, is_last: bool = False) -> None:
+        """Sends encoded headers; the last ones end the stream, whatever the client still sends."""
+        flags = END_HEADERS | END_STREAM if is_last else END_HEADERS
+        for start in range(0, len(block), self.max_frame_bytes):
+            piece = block[start : start + self.max_frame_bytes]
+            has_more = start + len(piece) < len(block)
+            kind = Kind.CONTINUATION if start else Kind.HEADERS
+            if start:
+                flags = END_HEADERS
+            self._send_frame(kind, flags & ~END_HEADERS if has_more else flags, stream.id, piece)
+        if not is_last:
+            return
+        if stream.is_ended:
+            self.streams.pop(stream.id, None)
+        else:
+            self.reset(stream, ErrorCode.NO_ERROR)
+
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
+        """Ends a stream at once."""
+        self.streams.pop(stream.id, None)
+        self._send_frame(Kind.RST_STREAM, 0, stream.id, NUMBER.pack(code))
+
+    def consumed(self, stream: Stream, num_bytes: int) -> None:
+        """So much of a stream's data has been dealt with: as much more may come."""
+        self._consumed(num_bytes)
+        stream.num_consumed += num_bytes
+        if not stream.is_ended and stream.num_consumed >= STREAM_WINDOW // 2:
+            self._send_room(stream.id, stream.num_consumed)
+            stream.receive_window += stream.num_consumed
+            stream.num_consumed = 0
+
+    def ping(self) -> None:
+        """Asks for a sign of life: whatever comes."""
+        self._send_frame(Kind.PING, 0, 0, bytes(8))
+
+    def go_away(self, code: ErrorCode) -> None:
+        """Tells that streams after `last_stream_id` are not looked at."""
+        payload = NUMBER.pack(self.last_stream_id) + NUMBER.pack(code)
+        self._send_frame(Kind.GOAWAY, 0, 0, payload)
+
+    def _send_frame(self, kind: Kind, flags: int, stream_id: int, payload: bytes) -> None:
+        self._send(frame(kind, flags, stream_id, payload))
+
+    def _send_room(self, stream_id: int, num_bytes: int) -> None:
+        self._send_frame(Kind.WINDOW_UPDATE, 0, stream_id, NUMBER.pack(num_bytes))
+
+    def _consumed(self, num_bytes: int) -> None:
+        self._num_consumed += num_bytes
+        if self._num_consumed >= CONNECTION_WINDOW // 2:
+            self._send_room(0, self._num_consumed)
+            self._receive_window += self._num_consumed
+            self._num_consumed = 0
+
+    def _on_data(self, received: Frame) -> None:
+        size = received.num_bytes
+        self._receive_window -= size
+        if self._receive_window < 0:
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than there is room for")
+        stream = self._known(received.stream_id)
+        if stream is None:
+            self._consumed(size)
+            return
+        stream.receive_window -= size
+        if stream.is_ended or stream.receive_window < 0:
+            self._consumed(size)
+            is_late = stream.is_ended
+            self._fail(stream, ErrorCode.STREAM_CLOSED if is_late else ErrorCode.FLOW_CONTROL_ERROR)
+            return
+        data = received.payload
+        if len(data) < size:
+            self.consumed(stream, size - len(data))
+        stream.is_ended = bool(received.flags & END_STREAM)
+        if data:
+            self._listener.on_data(stream, data)
+        self._end_if_whole(stream)
+
+    def _on_headers(self, received: Frame) -> None:
+        # Whatever becomes of them: later headers go by what these put into the table.
+        try:
+            headers = self._decoder.decode(received.payload, raw=True)
+        except hpack.OversizedHeaderListError as error:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, str(error)) from None
+        except hpack.HPACKError as error:
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, str(error)) from None
+        if received.stream_id > self.last_stream_id:
+            self._on_request(received, headers)
+            return
+        stream = self._known(received.stream_id)
+        if stream is None:
+            return
+        # Trailers, of which calls have no use.
+        if stream.is_ended or not received.flags & END_STREAM:
+            self._fail(stream, ErrorCode.STREAM_CLOSED)
+            return
+        stream.is_ended = True
+        self._end_if_whole(stream)
+
+    def _on_request(self, received: Frame, headers: Headers) -> None:
+        stream_id = received.stream_id
+        if stream_id % 2 == 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "clients' streams have odd numbers")
+        self.last_stream_id = stream_id
+        stream = self.streams[stream_id] = Stream(stream_id, self._initial_window)
+        stream.is_ended = bool(received.flags & END_STREAM)
+        self._listener.on_request(stream, headers)
+        self._end_if_whole(stream)
+
+    def _end_if_whole(self, stream: Stream) -> None:
+        """Tells of the end, unless the stream was answered or reset meanwhile."""
+        if stream.is_ended and stream.id in self.streams:
+            self._listener.on_end(stream)
+
+    def _on_reset(self, received: Frame) -> None:
+        if received.num_bytes != NUMBER.size:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM has 4 bytes")
+        stream = self._known(received.stream_id)
+        if stream is not None:
+            del self.streams[stream.id]
+            self._listener.on_reset(stream)
+
+    def _fail(self, stream: Stream, code: ErrorCode) -> None:
+        self.reset(stream, code)
+        self._listener.on_reset(stream)
+
+    def _known(self, stream_id: int) -> Stream | None:
+        """None for one that has ended. Raises Http2Error for one that has not begun."""
+        if not 0 < stream_id <= self.last_stream_id:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"there is no stream {stream_id}")
+        return self.streams.get(stream_id)
+
+    def _on_settings(self, received: Frame) -> None:
+        if received.stream_id != 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "settings are of the connection")
+        is_answer = bool(received.flags & ACK)
+        if received.num_bytes % SETTING.size or (is_answer and received.num_bytes):
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "settings have 6 bytes each")
+        if is_answer:
+            return
+        for name, value in SETTING.iter_unpack(received.payload):
+            if name == _INITIAL_WINDOW_SIZE:
+                self._set_initial_window(value)
+            elif name == _MAX_FRAME_SIZE:
+                if not _MIN_MAX_FRAME_BYTES <= value <= _MAX_MAX_FRAME_BYTES:
+                    raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"frames of {value} bytes")
+                self.max_frame_bytes = value
+        self._send_frame(Kind.SETTINGS, ACK, 0, b"")
+        self._listener.on_room()
+
+    def _set_initial_window(self, value: int) -> None:
+        """It changes windows of open streams, too, which may become negative (6.9.2)."""
+        change = value - self._initial_window
+        self._initial_window = value
+        windows = [stream.send_window + change for stream in self.streams.values()]
+        if max([value, *windows]) > MAX_NUMBER:
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"a window of {value} bytes")
+        for stream in self.streams.values():
+            stream.send_window += change
+
+    def _on_window_update(self, received: Frame) -> None:
+        if received.num_bytes != NUMBER.size:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE has 4 bytes")
+        increment = NUMBER.unpack(received.payload)[0] & MAX_NUMBER
+        if received.stream_id == 0:
+            self.send_window += increment
+            if increment == 0 or self.send_window > MAX_NUMBER:
+                raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"room for {increment} bytes")
+        else:
+            stream = self._known(received.stream_id)
+            if stream is None:
+                return
+            stream.send_window += increment
+            if increment == 0 or stream.send_window > MAX_NUMBER:
+                self._fail(stream, ErrorCode.FLOW_CONTROL_ERROR)
+                return
+        self._listener.on_room()
+
+    def _on_ping(self, received: Frame) -> None:
+        if received.stream_id != 0 or received.num_bytes != 8:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a ping has 8 bytes and no stream")
+        if not received.flags & ACK:
+            self._send_frame(Kind.PING, ACK, 0, received.payload)
+
+    def _on_push_promise(self, received: Frame) -> None:
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "clients do not push")
