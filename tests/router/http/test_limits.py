@@ -140,7 +140,7 @@ async def test_a_body_that_does_not_come_is_a_timeout(serve, monkeypatch):
 
 
 async def test_a_client_that_never_reads_is_given_up_after_its_deadline(serve, monkeypatch):
-    monkeypatch.setattr("router.http.answer._READ_GRACE_S", 0.1)
+    monkeypatch.setattr("router.http.answer.READ_GRACE_S", 0.1)
     scope = {
         "type": "http",
         "method": "POST",
