@@ -43,6 +43,9 @@ from worker.spans import dispatch_span
 
 logger = logging.getLogger(__name__)
 
+_DISPATCH_WAIT_S = 10.0
+"""For a dispatch that prefill knows already: decode may have to connect to prefill first."""
+
 
 class DecodeService(RoleService):
     """Policy of a decode worker; the engine and the import table are its mechanism."""
@@ -125,9 +128,13 @@ class DecodeService(RoleService):
     async def grant(
         self, key: ImportKey, prefill_epoch: int, decode_epoch: int
     ) -> kv_transfer_pb2.GrantReply:
+        if decode_epoch != self._host.identity.epoch:
+            raise Unavailable("decode has restarted since the dispatch")
+        # The router tells both workers at once, and prefill may be the first to hear.
+        await self._requests.arrived(key, _DISPATCH_WAIT_S)
         request = self._require(key)
-        if (request.peer.epoch, self._host.identity.epoch) != (prefill_epoch, decode_epoch):
-            raise Unavailable("one of the two workers has restarted since the dispatch")
+        if request.peer.epoch != prefill_epoch:
+            raise Unavailable("prefill has restarted since the dispatch")
         try:
             await self._room.take(request.prompt, request.num_choices)
         except asyncio.CancelledError:

@@ -1,9 +1,9 @@
 """One attempt at a request: a pair of workers is told, their outputs are taken in.
 
-    assignment to D  ->  D accepts  ->  assignment to P  ->  outputs of both
+    assignments to D and P  ->  outputs of both
 
-D is told first, so that it knows the request when P asks it for room. Without a P, D computes
-the prompt itself. Whatever ends the attempt early, all that were told are told to drop it.
+P may be the first to hear; D then has P's question for room wait. Without a P, D computes the
+prompt itself. Whatever ends the attempt early, all that were told are told to drop it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ class Attempt:
         for number, choice in self._open.items():
             placement.decode.take_tokens(self._stream_id + number, self._taker(number, choice))
         try:
-            self._assign(placement.decode, partner=placement.prefill)
+            self._assign(placement.decode, placement.prefill)
+            if placement.prefill is not None:
+                self._assign(placement.prefill, placement.decode, placement.source)
             await self._ended
             await self._wait_for_prefill_report()
         finally:
@@ -195,8 +197,6 @@ class Attempt:
     def _take(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
         if output.accepted:
             link.predicted.acknowledge(self._key)
-            if link is self._placement.decode:
-                self._tell_prefill()
             return
         if self._ended.done():
             return
@@ -270,18 +270,14 @@ class Attempt:
             return
         self._placement.decode.abort(self._key, number)
 
-    def _tell_prefill(self) -> None:
-        """Decode knows the request: prefill may begin. A repeated assignment does no harm."""
-        placement = self._placement
-        if placement.prefill is not None and not self._ended.done():
-            self._assign(placement.prefill, placement.decode, placement.source)
-
     def _assign(
         self,
         link: WorkerLink,
         partner: WorkerLink | None,
         source: worker_pb2.PrefixSource | None = None,
     ) -> None:
+        if self._ended.done():
+            return
         try:
             link.assign(self._message, partner, source)
         except BatonError as error:

@@ -63,6 +63,8 @@ class RequestTable(Generic[State]):
         """Aborts that came before their dispatch, and when they may be forgotten."""
         self._ended: dict[RequestKey, float] = {}
         """Requests that ran, and when they may be forgotten."""
+        self._awaited: dict[RequestKey, set[asyncio.Future[None]]] = {}
+        """Who waits for a dispatch to be here, or not to come."""
 
     def get(self, key: RequestKey) -> State | None:
         """The state of a running request."""
@@ -70,6 +72,23 @@ class RequestTable(Generic[State]):
         # The entry outlives its task by a turn of the event loop; what is begun for a request
         # whose `finally` has run would be nobody's.
         return entry.state if entry is not None and not entry.task.done() else None
+
+    async def arrived(self, key: RequestKey, timeout_s: float) -> State | None:
+        """As `get`, of a request whose dispatch may still be on its way.
+
+        None when it is over, was aborted, or does not come in time.
+        """
+        if key not in self._entries and key not in self._ended and key not in self._aborted_early:
+            waiters = self._awaited.setdefault(key, set())
+            waiter = asyncio.get_running_loop().create_future()
+            waiters.add(waiter)
+            try:
+                await asyncio.wait({waiter}, timeout=timeout_s)
+            finally:
+                waiters.discard(waiter)
+                if not waiters:
+                    self._awaited.pop(key, None)
+        return self.get(key)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -94,6 +113,11 @@ class RequestTable(Generic[State]):
         task = self._tasks.start(self._run(dispatch, state, work))
         self._entries[key] = _Entry(dispatch, state, task)
         task.add_done_callback(lambda _: self._note_end(key))
+        self._tell_arrival(key)
+
+    def _tell_arrival(self, key: RequestKey) -> None:
+        for waiter in self._awaited.pop(key, ()):
+            waiter.set_result(None)
 
     def _note_end(self, key: RequestKey) -> None:
         del self._entries[key]
@@ -136,6 +160,7 @@ class RequestTable(Generic[State]):
         entry = self._entries.get(key)
         if entry is None:
             self._aborted_early[key] = self._clock() + REMEMBER_S
+            self._tell_arrival(key)
         else:
             entry.cancel(reason)
 

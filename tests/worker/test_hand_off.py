@@ -15,6 +15,7 @@ from decode_svc.service import DecodeService
 from engine.batch import StepResult
 from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, flip_a_byte_of, pair, worker
+from tests.worker.reads import until
 
 pytestmark = pytest.mark.usefixtures("scheduling")
 
@@ -30,6 +31,25 @@ async def test_tokens_equal_those_of_transformers_at_every_block_boundary(
             assert result.output == expected(prompt)
             assert result.finish_reason == types_pb2.FINISH_REASON_LENGTH
             assert result.transferred_blocks == -(-length // 16)
+
+
+async def test_prefill_may_hear_of_a_request_before_decode_does(folder: Path, expected) -> None:
+    async with pair(folder) as both:
+        dispatch = both.dispatch(make_prompt(40), "early")
+        both.assign(both.prefill, dispatch)
+        await until(lambda: bool(both.decode.host.service._requests._awaited))  # type: ignore[attr-defined]
+        (result,) = await both.send_to_decode(dispatch)
+        await result.ended.wait()
+        assert result.output == expected(make_prompt(40))
+
+
+async def test_a_request_that_only_prefill_heard_of_ends_with_its_abort(folder: Path) -> None:
+    async with pair(folder) as both:
+        both.assign(both.prefill, both.dispatch(make_prompt(40), "half"))
+        await until(lambda: bool(both.decode.host.service._requests._awaited))  # type: ignore[attr-defined]
+        both.abort("half")
+        await both.until_idle()
+        assert not both.decode.host.service._requests._awaited  # type: ignore[attr-defined]
 
 
 async def test_a_prompt_in_several_chunks_is_announced_as_it_is_computed(

@@ -84,3 +84,36 @@ async def test_a_request_is_not_found_any_more_in_the_turn_in_which_its_task_end
     bench.table.start(DISPATCH, state, work)
     await until_over()
     assert found == [state, None]
+
+
+async def waiting_for(bench: Bench, key: tuple[str, int]) -> asyncio.Task[State | None]:
+    task = asyncio.ensure_future(bench.table.arrived(key, 60))
+    await until_over()
+    assert not task.done()
+    return task
+
+
+async def test_who_asks_before_the_dispatch_is_here_waits_for_it() -> None:
+    bench, state = Bench(), State("state")
+    first, second = await waiting_for(bench, KEY), await waiting_for(bench, KEY)
+    first.cancel()
+    third = await waiting_for(bench, KEY)
+    await until_over()
+    bench.table.start(DISPATCH, state, lambda _: asyncio.sleep(60))
+    assert [await second, await third] == [state, state]
+    bench.table.abort(KEY)
+
+
+async def test_who_asks_for_what_was_aborted_before_it_came_need_not_wait() -> None:
+    bench = Bench()
+    early = await waiting_for(bench, KEY)
+    bench.table.abort(KEY)
+    assert await early is None
+    assert await bench.table.arrived(KEY, 60) is None
+
+
+async def test_what_has_ended_is_not_waited_for_nor_what_does_not_come_in_time() -> None:
+    bench = Bench()
+    await bench.run("first")
+    assert await bench.table.arrived(KEY, 60) is None
+    assert await bench.table.arrived(("other", 1), 0.01) is None
