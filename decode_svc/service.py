@@ -37,7 +37,7 @@ from worker.convert import sequence_from_dispatch, token_output
 from worker.exporter import Exporter
 from worker.host import WorkerHost
 from worker.outputs import PlainToken
-from worker.requests import RequestKey, RequestTable
+from worker.requests import RequestKey, RequestTable, key_of
 from worker.role import RoleService
 from worker.spans import dispatch_span
 
@@ -74,6 +74,13 @@ class DecodeService(RoleService):
 
     async def accept(self, assignment: worker_pb2.Assignment) -> None:
         """Takes one request in; refuses at once what could not be served."""
+        try:
+            await self._take_in(assignment)
+        except Exception:
+            self._requests.refused(key_of(assignment.dispatch))
+            raise
+
+    async def _take_in(self, assignment: worker_pb2.Assignment) -> None:
         dispatch = assignment.dispatch
         self._host.require_ready()
         prompt = sequence_from_dispatch(

@@ -62,7 +62,7 @@ class RequestTable(Generic[State]):
         self._aborted_early: dict[RequestKey, float] = {}
         """Aborts that came before their dispatch, and when they may be forgotten."""
         self._ended: dict[RequestKey, float] = {}
-        """Requests that ran, and when they may be forgotten."""
+        """Requests that ran or were refused, and when they may be forgotten."""
         self._awaited: dict[RequestKey, set[asyncio.Future[None]]] = {}
         """Who waits for a dispatch to be here, or not to come."""
 
@@ -113,6 +113,11 @@ class RequestTable(Generic[State]):
         task = self._tasks.start(self._run(dispatch, state, work))
         self._entries[key] = _Entry(dispatch, state, task)
         task.add_done_callback(lambda _: self._note_end(key))
+        self._tell_arrival(key)
+
+    def refused(self, key: RequestKey) -> None:
+        """Its dispatch was here and could not be taken: who waits for it need not."""
+        self._ended[key] = self._clock() + REMEMBER_S
         self._tell_arrival(key)
 
     def _tell_arrival(self, key: RequestKey) -> None:

@@ -117,3 +117,11 @@ async def test_what_has_ended_is_not_waited_for_nor_what_does_not_come_in_time()
     await bench.run("first")
     assert await bench.table.arrived(KEY, 60) is None
     assert await bench.table.arrived(("other", 1), 0.01) is None
+
+
+async def test_who_asks_for_what_was_refused_need_not_wait() -> None:
+    bench = Bench()
+    early = await waiting_for(bench, KEY)
+    bench.table.refused(KEY)
+    assert await early is None
+    assert await bench.table.arrived(KEY, 60) is None
