@@ -253,13 +253,14 @@ class Call:
 
     async def _send_held(self) -> None:
         """In pieces, as the client makes room."""
-        while self._held and not self.is_over:
-            num_sent = self._connection.send_piece(self, self._held)
+        data = memoryview(self._held)
+        while data and not self.is_over:
+            num_sent = self._connection.send_piece(self, data)
             if num_sent == 0:
                 await self._connection.wait_room()
-                continue
-            self._held = self._held[num_sent:]
-            self.is_mid_message = bool(self._held)
+            data = data[num_sent:]
+            self.is_mid_message = 0 < len(data) < len(self._held)
+        self._held = b""
 
     def _expire(self) -> None:
         self._connection.end(

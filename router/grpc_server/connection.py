@@ -107,6 +107,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_write_paused = False
+        self._is_heard = True
         if not self._transport.is_closing():
             self._transport.resume_reading()
         self.on_room()
@@ -173,7 +174,7 @@ class Connection(asyncio.Protocol):
         task.add_done_callback(tasks.discard)
         return task
 
-    def send_message(self, call: Call, data: bytes) -> bool:
+    def send_message(self, call: Call, data: bytes | memoryview) -> bool:
         """Sends `data` if the client has room for all of it; it runs for every token."""
         if call.is_over:
             return True
@@ -191,7 +192,7 @@ class Connection(asyncio.Protocol):
         http2.send_data(stream, data)
         return True
 
-    def send_piece(self, call: Call, data: bytes) -> int:
+    def send_piece(self, call: Call, data: memoryview) -> int:
         """Sends as much of `data` as the client has room for, and returns how much that was."""
         size = min(len(data), self._http2.room(call.stream))
         if size <= 0 or not self.send_message(call, data[:size]):

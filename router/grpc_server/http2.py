@@ -127,7 +127,7 @@ class Http2:
         """How many bytes of data the client takes now, in one frame."""
         return min(self.send_window, stream.send_window, self.max_frame_bytes)
 
-    def send_data(self, stream: Stream, data: bytes) -> None:
+    def send_data(self, stream: Stream, data: bytes | memoryview) -> None:
         """`data` must not be more than there is room for. It runs for every token."""
         size = len(data)
         self.send_window -= size
