@@ -3,9 +3,11 @@
     server.GrpcServer -> connection.Connection -> call.Call -> a servicer
                          (one a client)           (its context)
 
-HTTP/2 is the h2 library's, but for DATA frames, which are written past it: a token's message
-costs a few microseconds where grpc.aio takes tens, and what one turn of the event loop produces
-for a client leaves in one system call. Servicers are those that protoc's plugin generates.
+                         connection.Connection -> http2.Http2 -> frames.FrameReader
+
+A token's message costs a few microseconds where grpc.aio takes tens: a message that the client
+has room for is one frame of bytes, and what one turn of the event loop produces for a client
+leaves in one system call. Servicers are those that protoc's plugin generates.
 
 Protocol: "gRPC over HTTP2" (grpc/grpc, doc/PROTOCOL-HTTP2.md), statuses as in doc/statuscodes.md.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -90,19 +90,18 @@ class Call:
         self.is_over = False
         self.is_begun = False
         """Whether headers have been sent."""
-        self.is_mid_message = False
-        """Whether a part of a message has been sent, and not all of it."""
         self._task: asyncio.Task[None] | None = None
         self._connection = connection
         self._method = method
         self._head = head
         self._reader = MessageReader(head.encoding, MAX_MESSAGE_BYTES)
-        self._messages: deque[bytes] = deque()
         self._num_unread_bytes = 0
         """Of a stream of requests: what the client may send again once its servicer has read."""
         self._news: asyncio.Future[None] | None = None
-        self._held = b""
+        self._held: deque[bytes] = deque()
         """Messages for which the client had no room yet."""
+        self._num_sent_bytes = 0
+        """Of the first of them."""
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         if head.timeout_s is not None:
@@ -136,7 +135,7 @@ class Call:
         data = PREFIX.pack(False, len(data)) + data
         if not self._held and self._connection.send_message(self, data):
             return True
-        self._held += data
+        self._held.append(data)
         return False
 
     async def abort(
@@ -147,14 +146,22 @@ class Call:
 
     # What the connection calls.
 
+    @property
+    def is_mid_message(self) -> bool:
+        """Whether a part of a message has been sent, and not all of it."""
+        return self._num_sent_bytes > 0
+
     def receive(self, data: bytes) -> int:
         """Takes what has come; returns how many bytes more may come instead. Raises Refused."""
-        self._messages += self._reader.feed(data)
+        self._reader.feed(data)
         if self._method.has_one_request:
-            if len(self._messages) > 1:
+            if self._reader.has_more():
                 raise Refused(grpc.StatusCode.UNIMPLEMENTED, "the method takes one message")
             return len(data)
         self._num_unread_bytes += len(data)
+        if not self._reader.has_message():
+            # It may be larger than the stream's window: its rest has to come.
+            return self._take_unread()
         self._wake()
         return 0
 
@@ -165,20 +172,22 @@ class Call:
 
     def asked(self) -> None:
         """The client has sent everything. Raises Refused."""
-        if not self._reader.is_between_messages:
-            raise Refused(grpc.StatusCode.INTERNAL, "the last message is not whole")
         if not self._method.has_one_request:
             self._wake()
             return
-        if not self._messages:
+        if self._reader.is_empty:
             raise Refused(grpc.StatusCode.UNIMPLEMENTED, "the method takes one message, not none")
+        if not self._reader.has_message():
+            raise _not_whole()
         self._start()
 
     def over(self) -> None:
         """Nothing more is sent: frees what the call holds and ends its servicer's work."""
+        # What nobody is going to read counts in the connection's window.
+        self._connection.consumed(self, self._take_unread())
         self.is_over = True
-        self._held = b""
-        self._messages.clear()
+        self._held.clear()
+        self._reader.clear()
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None and self._task is not asyncio.current_task():
@@ -202,6 +211,9 @@ class Call:
             end = self._failed(stray_cancellation())
         except Exception as error:
             end = self._failed(error)
+        # What was written before a failure comes before it, if the client has room.
+        while self._held and self._send_piece():
+            pass
         self._connection.end(self, end)
 
     def _failed(self, exception: Exception) -> End:
@@ -210,12 +222,14 @@ class Call:
         return End(status_of(error).grpc, error.message, ((ERROR_METADATA_KEY, detail),))
 
     async def _serve(self) -> None:
-        method = self._method
-        request: Any
-        if method.has_one_request:
-            request = self._deserialized(self._messages.popleft())
+        if self._method.has_one_request:
+            await self._answer(self._next_request())
         else:
-            request = self._requests()
+            async with aclosing(self._requests()) as requests:
+                await self._answer(requests)
+
+    async def _answer(self, request: Any) -> None:
+        method = self._method
         if method.has_one_response:
             await self.write(await method.behaviour(request, self))
         elif method.is_generator:
@@ -226,7 +240,8 @@ class Call:
         else:
             await method.behaviour(request, self)
 
-    def _deserialized(self, message: bytes) -> Any:
+    def _next_request(self) -> Any:
+        message = self._reader.take()
         try:
             return self._method.deserialize(message)
         except DecodeError as error:
@@ -234,18 +249,23 @@ class Call:
                 grpc.StatusCode.INTERNAL, f"a message cannot be parsed: {error}"
             ) from None
 
-    async def _requests(self) -> AsyncIterator[Any]:
+    async def _requests(self) -> AsyncGenerator[Any, None]:
         while True:
-            while self._messages:
-                message = self._messages.popleft()
-                if not self._messages:
-                    self._connection.consumed(self, self._num_unread_bytes)
-                    self._num_unread_bytes = 0
-                yield self._deserialized(message)
+            while self._reader.has_message():
+                request = self._next_request()
+                if not self._reader.has_message():
+                    self._connection.consumed(self, self._take_unread())
+                yield request
             if self.stream.is_ended:
+                if not self._reader.is_empty:
+                    raise _not_whole()
                 return
             self._news = asyncio.get_running_loop().create_future()
             await self._news
+
+    def _take_unread(self) -> int:
+        num_bytes, self._num_unread_bytes = self._num_unread_bytes, 0
+        return num_bytes
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
@@ -253,16 +273,25 @@ class Call:
 
     async def _send_held(self) -> None:
         """In pieces, as the client makes room."""
-        data = memoryview(self._held)
-        while data and not self.is_over:
-            num_sent = self._connection.send_piece(self, data)
-            if num_sent == 0:
+        while self._held and not self.is_over:
+            if not self._send_piece():
                 await self._connection.wait_room()
-            data = data[num_sent:]
-            self.is_mid_message = 0 < len(data) < len(self._held)
-        self._held = b""
+
+    def _send_piece(self) -> bool:
+        """Sends what the client has room for of the first message that is held, if it has any."""
+        message = self._held[0]
+        num_bytes = self._connection.send_piece(self, message, self._num_sent_bytes)
+        self._num_sent_bytes += num_bytes
+        if self._num_sent_bytes == len(message):
+            self._held.popleft()
+            self._num_sent_bytes = 0
+        return num_bytes > 0
 
     def _expire(self) -> None:
         self._connection.end(
             self, End(grpc.StatusCode.DEADLINE_EXCEEDED, "the time of the call is over")
         )
+
+
+def _not_whole() -> Refused:
+    return Refused(grpc.StatusCode.INTERNAL, "the last message is not whole")

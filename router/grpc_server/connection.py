@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 KEEPALIVE_S = 20.0
 """A client from which nothing comes for so long is asked whether it is there."""
 KEEPALIVE_TIMEOUT_S = 10.0
+_LINGER_S = 1.0
+"""For clients to leave, and to say that they go on reading."""
 
 _RESPONSE = encode_headers(RESPONSE)
 _OK = encode_headers(trailers(grpc.StatusCode.OK))
@@ -58,6 +60,8 @@ class Shared:
     connections: set[Connection] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """Of servicers; some may still clean up behind the end of their call."""
+    is_stopping: bool = False
+    """New connections are sent away."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a connection has ended."""
 
@@ -75,6 +79,9 @@ class Connection(asyncio.Protocol):
         self._is_write_paused = False
         self._is_heard = False
         self._is_going_away = False
+        self._is_closed = False
+        self._num_unsent = 0
+        """Bytes that waited for the client at the last look."""
 
     # What asyncio calls.
 
@@ -82,15 +89,19 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._shared.connections.add(self)
         self._http2 = Http2(self, self._send)
-        self._keepalive = self._later(KEEPALIVE_S, self._ask_for_life)
+        self._timer = self._later(KEEPALIVE_S, self._ask_for_life)
+        if self._shared.is_stopping:
+            self.go_away()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._shared.connections.discard(self)
         self._shared.left.set()
-        self._keepalive.cancel()
+        self._timer.cancel()
         self._drop_calls()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_closed:
+            return
         self._is_heard = True
         try:
             self._http2.receive(data)
@@ -107,7 +118,6 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_write_paused = False
-        self._is_heard = True
         if not self._transport.is_closing():
             self._transport.resume_reading()
         self.on_room()
@@ -174,13 +184,13 @@ class Connection(asyncio.Protocol):
         task.add_done_callback(tasks.discard)
         return task
 
-    def send_message(self, call: Call, data: bytes | memoryview) -> bool:
+    def send_message(self, call: Call, data: bytes) -> bool:
         """Sends `data` if the client has room for all of it; it runs for every token."""
         if call.is_over:
             return True
         http2, stream, size = self._http2, call.stream, len(data)
         if (
-            size > stream.send_window
+            size > http2.initial_window + stream.send_credit
             or size > http2.send_window
             or size > http2.max_frame_bytes
             or self._is_write_paused
@@ -192,10 +202,10 @@ class Connection(asyncio.Protocol):
         http2.send_data(stream, data)
         return True
 
-    def send_piece(self, call: Call, data: memoryview) -> int:
-        """Sends as much of `data` as the client has room for, and returns how much that was."""
-        size = min(len(data), self._http2.room(call.stream))
-        if size <= 0 or not self.send_message(call, data[:size]):
+    def send_piece(self, call: Call, data: bytes, start: int) -> int:
+        """Sends as much of `data[start:]` as the client has room for; returns how much that was."""
+        size = min(len(data) - start, self._http2.room(call.stream))
+        if size <= 0 or not self.send_message(call, data[start : start + size]):
             return 0
         return size
 
@@ -226,7 +236,7 @@ class Connection(asyncio.Protocol):
     def flush(self) -> None:
         """Sends what waits."""
         out, self._out = self._out, []
-        if out and not self._transport.is_closing():
+        if out and not self._is_closed and not self._transport.is_closing():
             self._transport.write(b"".join(out))
 
     def go_away(self) -> None:
@@ -263,10 +273,27 @@ class Connection(asyncio.Protocol):
             self._close()
 
     def _close(self) -> None:
-        """When all that waits has been sent."""
+        """When all that waits has been sent, and the client has left, too.
+
+        Would the server be the first to leave, then something that the client sends meanwhile
+        (room for more, say) could cost it the end of its answers: TCP resets the connection.
+        """
+        if self._is_closed:
+            return
         self._drop_calls()
         self.flush()
-        self._transport.close()
+        self._is_closed = True
+        self._timer.cancel()
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+            self._timer = self._later(_LINGER_S, self._leave)
+
+    def _leave(self) -> None:
+        """Unless the client still takes what has been sent."""
+        if self._has_taken():
+            self._timer = self._later(_LINGER_S, self._leave)
+        else:
+            self._transport.abort()
 
     def _drop_calls(self) -> None:
         calls = list(self._calls.values())
@@ -276,18 +303,24 @@ class Connection(asyncio.Protocol):
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
         self._is_heard = False
+        self._num_unsent = self._transport.get_write_buffer_size()
         return asyncio.get_running_loop().call_later(delay_s, call)
+
+    def _has_taken(self) -> bool:
+        """Whether the client has read since the last look, of what waited for it then."""
+        return self._transport.get_write_buffer_size() < self._num_unsent
 
     def _ask_for_life(self) -> None:
         if self._is_heard:
-            self._keepalive = self._later(KEEPALIVE_S, self._ask_for_life)
+            self._timer = self._later(KEEPALIVE_S, self._ask_for_life)
         else:
             self._http2.ping()
-            self._keepalive = self._later(KEEPALIVE_TIMEOUT_S, self._look_for_life)
+            self._timer = self._later(KEEPALIVE_TIMEOUT_S, self._look_for_life)
 
     def _look_for_life(self) -> None:
-        if self._is_heard:
-            self._keepalive = self._later(KEEPALIVE_S, self._ask_for_life)
+        # One that reads slowly is not heard while it does.
+        if self._is_heard or self._has_taken():
+            self._timer = self._later(KEEPALIVE_S, self._ask_for_life)
         else:
             logger.info("a client is gone: it does not answer pings")
             self._transport.abort()

@@ -134,7 +134,10 @@ class FrameReader:
         if begun is not None:
             if new.kind != Kind.CONTINUATION or new.stream_id != begun.stream_id:
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, "headers did not go on")
-            return self._headers(begun._replace(payload=begun.payload + new.payload), new.flags)
+            # Empty frames count, too, or there would be no end to them.
+            num_bytes = begun.num_bytes + HEAD.size + new.num_bytes
+            longer = begun._replace(payload=begun.payload + new.payload, num_bytes=num_bytes)
+            return self._headers(longer, new.flags)
         if new.kind == Kind.DATA:
             return new._replace(payload=_without_padding(new)) if new.flags & _PADDED else new
         if new.kind == Kind.HEADERS:
@@ -149,7 +152,7 @@ class FrameReader:
         return new
 
     def _headers(self, headers: Frame, last_flags: int) -> Frame | None:
-        if len(headers.payload) > MAX_HEADER_BYTES:
+        if headers.num_bytes > MAX_HEADER_BYTES:
             raise Http2Error(
                 ErrorCode.ENHANCE_YOUR_CALM, f"headers of over {MAX_HEADER_BYTES} bytes"
             )

@@ -64,7 +64,7 @@ def read_head(headers: Iterable[tuple[bytes, bytes]]) -> RequestHead:
         elif name == b"grpc-encoding":
             encoding = value.decode(errors="replace")
         elif not name.startswith((b":", b"grpc-")) and name != b"te":
-            metadata.append(_metadatum(name.decode("latin-1"), value))
+            metadata += _metadata(name.decode("latin-1"), value)
     if method != b"POST":
         raise NotGrpc(405)
     # "application/grpc+proto" and parameters behind ";" are gRPC's, "application/grpc-web" not.
@@ -79,11 +79,14 @@ def read_head(headers: Iterable[tuple[bytes, bytes]]) -> RequestHead:
     return RequestHead(path, metadata, _seconds(timeout) if timeout else None, encoding)
 
 
-def _metadatum(name: str, value: bytes) -> tuple[str, str | bytes]:
+def _metadata(name: str, value: bytes) -> Metadata:
     if not name.endswith("-bin"):
-        return name, value.decode("latin-1")
+        return [(name, value.decode("latin-1"))]
     try:
-        return name, base64.b64decode(value + b"=" * (-len(value) % 4))
+        # Binary values of one name may come in one header (PROTOCOL-HTTP2.md, Requests).
+        return [
+            (name, base64.b64decode(part + b"=" * (-len(part) % 4))) for part in value.split(b",")
+        ]
     except binascii.Error:
         raise Refused(grpc.StatusCode.INTERNAL, f"metadata {name!r} is not base64") from None
 
@@ -102,8 +105,12 @@ def trailers(code: grpc.StatusCode, message: str = "", metadata: Metadata = ()) 
     number: int = code.value[0]
     headers = [(b"grpc-status", b"%d" % number)]
     if message:
-        headers.append((b"grpc-message", quote(message, safe=_PLAIN_IN_MESSAGE).encode()))
+        headers.append((b"grpc-message", _quoted(message)))
     for name, value in metadata:
         data = base64.b64encode(value) if isinstance(value, bytes) else value.encode("latin-1")
         headers.append((name.encode(), data))
     return headers
+
+
+def _quoted(message: str) -> bytes:
+    return quote(message, safe=_PLAIN_IN_MESSAGE, errors="replace").encode()

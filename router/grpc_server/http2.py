@@ -30,14 +30,18 @@ from router.grpc_server.frames import (
     Kind,
     frame,
 )
+from router.grpc_server.windows import ReceiveWindow
 
 Headers = Iterable[tuple[bytes, bytes]]
 
+MAX_STREAMS = 10_000
+"""That a client may have open at a time."""
 STREAM_WINDOW = 1 << 20
 CONNECTION_WINDOW = 16 << 20
 _DEFAULT_WINDOW = 65_535
+_PING_BYTES = 8
 _MIN_MAX_FRAME_BYTES, _MAX_MAX_FRAME_BYTES = 1 << 14, (1 << 24) - 1
-_INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 4, 5, 6
+_MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 3, 4, 5, 6
 """Settings (6.5.2)."""
 _ENCODER = hpack.Encoder()
 
@@ -45,16 +49,18 @@ _ENCODER = hpack.Encoder()
 class Stream:
     """One request and its response."""
 
-    __slots__ = ("id", "is_ended", "num_consumed", "receive_window", "send_window")
+    __slots__ = ("id", "is_ended", "receive_window", "send_credit")
 
-    def __init__(self, stream_id: int, send_window: int) -> None:
+    def __init__(self, stream_id: int) -> None:
         self.id = stream_id
         self.is_ended = False
         """Whether the client has sent everything."""
-        self.send_window = send_window
-        self.receive_window = STREAM_WINDOW
-        self.num_consumed = 0
-        """Bytes that the client may send again, and has not been told so."""
+        self.send_credit = 0
+        """What the client has made room for beyond the initial window, less what was sent.
+
+        So a client that changes the initial window does it for any number of streams at once.
+        """
+        self.receive_window = ReceiveWindow(STREAM_WINDOW)
 
 
 class Listener(Protocol):
@@ -90,14 +96,16 @@ class Http2:
         self.last_stream_id = 0
         self.send_window = _DEFAULT_WINDOW
         """For data of all streams together."""
+        self.initial_window = _DEFAULT_WINDOW
+        """A stream's window is this and its credit, and may be negative (6.9.2)."""
         self.max_frame_bytes = _MIN_MAX_FRAME_BYTES
         """Of what is sent."""
         self._listener = listener
         self._send = send
         self._reader = FrameReader()
-        self._initial_window = _DEFAULT_WINDOW
-        self._receive_window = CONNECTION_WINDOW
-        self._num_consumed = 0
+        self._receive_window = ReceiveWindow(CONNECTION_WINDOW)
+        self._last_taken_id: int | None = None
+        """Once the client has been told that it is the last one."""
         self._decoder = hpack.Decoder(MAX_HEADER_BYTES)
         self._handlers: dict[int, Callable[[Frame], None]] = {
             Kind.DATA: self._on_data,
@@ -109,6 +117,7 @@ class Http2:
             Kind.WINDOW_UPDATE: self._on_window_update,
         }
         settings = (
+            (_MAX_CONCURRENT_STREAMS, MAX_STREAMS),
             (_INITIAL_WINDOW_SIZE, STREAM_WINDOW),
             (_MAX_FRAME_SIZE, MAX_FRAME_BYTES),
             (_MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES),
@@ -125,13 +134,14 @@ class Http2:
 
     def room(self, stream: Stream) -> int:
         """How many bytes of data the client takes now, in one frame."""
-        return min(self.send_window, stream.send_window, self.max_frame_bytes)
+        window = self.initial_window + stream.send_credit
+        return min(self.send_window, window, self.max_frame_bytes)
 
-    def send_data(self, stream: Stream, data: bytes | memoryview) -> None:
+    def send_data(self, stream: Stream, data: bytes) -> None:
         """`data` must not be more than there is room for. It runs for every token."""
         size = len(data)
         self.send_window -= size
-        stream.send_window -= size
+        stream.send_credit -= size
         self._send(HEAD.pack(size >> 8, size & 0xFF, Kind.DATA, 0, stream.id) + data)
 
     def send_headers(self, stream: Stream, block: bytes, *, is_last: bool = False) -> None:
@@ -159,19 +169,19 @@ class Http2:
     def consumed(self, stream: Stream, num_bytes: int) -> None:
         """So much of a stream's data has been dealt with: as much more may come."""
         self._consumed(num_bytes)
-        stream.num_consumed += num_bytes
-        if not stream.is_ended and stream.num_consumed >= STREAM_WINDOW // 2:
-            self._send_room(stream.id, stream.num_consumed)
-            stream.receive_window += stream.num_consumed
-            stream.num_consumed = 0
+        increment = stream.receive_window.consumed(num_bytes)
+        if increment and not stream.is_ended and stream.id in self.streams:
+            self._send_room(stream.id, increment)
 
     def ping(self) -> None:
         """Asks for a sign of life: whatever comes."""
-        self._send_frame(Kind.PING, 0, 0, bytes(8))
+        self._send_frame(Kind.PING, 0, 0, bytes(_PING_BYTES))
 
     def go_away(self, code: ErrorCode) -> None:
-        """Tells that streams after `last_stream_id` are not looked at."""
-        payload = NUMBER.pack(self.last_stream_id) + NUMBER.pack(code)
+        """Tells that streams after the last one until now are not looked at."""
+        if self._last_taken_id is None:
+            self._last_taken_id = self.last_stream_id
+        payload = NUMBER.pack(self._last_taken_id) + NUMBER.pack(code)
         self._send_frame(Kind.GOAWAY, 0, 0, payload)
 
     def _send_frame(self, kind: Kind, flags: int, stream_id: int, payload: bytes) -> None:
@@ -181,23 +191,19 @@ class Http2:
         self._send_frame(Kind.WINDOW_UPDATE, 0, stream_id, NUMBER.pack(num_bytes))
 
     def _consumed(self, num_bytes: int) -> None:
-        self._num_consumed += num_bytes
-        if self._num_consumed >= CONNECTION_WINDOW // 2:
-            self._send_room(0, self._num_consumed)
-            self._receive_window += self._num_consumed
-            self._num_consumed = 0
+        increment = self._receive_window.consumed(num_bytes)
+        if increment:
+            self._send_room(0, increment)
 
     def _on_data(self, received: Frame) -> None:
         size = received.num_bytes
-        self._receive_window -= size
-        if self._receive_window < 0:
+        if not self._receive_window.take(size):
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more data than there is room for")
         stream = self._known(received.stream_id)
         if stream is None:
             self._consumed(size)
             return
-        stream.receive_window -= size
-        if stream.is_ended or stream.receive_window < 0:
+        if stream.is_ended or not stream.receive_window.take(size):
             self._consumed(size)
             is_late = stream.is_ended
             self._fail(stream, ErrorCode.STREAM_CLOSED if is_late else ErrorCode.FLOW_CONTROL_ERROR)
@@ -226,7 +232,8 @@ class Http2:
             return
         # Trailers, of which calls have no use.
         if stream.is_ended or not received.flags & END_STREAM:
-            self._fail(stream, ErrorCode.STREAM_CLOSED)
+            is_late = stream.is_ended
+            self._fail(stream, ErrorCode.STREAM_CLOSED if is_late else ErrorCode.PROTOCOL_ERROR)
             return
         stream.is_ended = True
         self._end_if_whole(stream)
@@ -236,7 +243,11 @@ class Http2:
         if stream_id % 2 == 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "clients' streams have odd numbers")
         self.last_stream_id = stream_id
-        stream = self.streams[stream_id] = Stream(stream_id, self._initial_window)
+        stream = Stream(stream_id)
+        if len(self.streams) >= MAX_STREAMS:
+            self.reset(stream, ErrorCode.REFUSED_STREAM)
+            return
+        self.streams[stream_id] = stream
         stream.is_ended = bool(received.flags & END_STREAM)
         self._listener.on_request(stream, headers)
         self._end_if_whole(stream)
@@ -274,23 +285,15 @@ class Http2:
             return
         for name, value in SETTING.iter_unpack(received.payload):
             if name == _INITIAL_WINDOW_SIZE:
-                self._set_initial_window(value)
+                if value > MAX_NUMBER:
+                    raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"a window of {value} bytes")
+                self.initial_window = value
             elif name == _MAX_FRAME_SIZE:
                 if not _MIN_MAX_FRAME_BYTES <= value <= _MAX_MAX_FRAME_BYTES:
                     raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"frames of {value} bytes")
                 self.max_frame_bytes = value
         self._send_frame(Kind.SETTINGS, ACK, 0, b"")
         self._listener.on_room()
-
-    def _set_initial_window(self, value: int) -> None:
-        """It changes windows of open streams, too, which may become negative (6.9.2)."""
-        change = value - self._initial_window
-        self._initial_window = value
-        windows = [stream.send_window + change for stream in self.streams.values()]
-        if max([value, *windows]) > MAX_NUMBER:
-            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"a window of {value} bytes")
-        for stream in self.streams.values():
-            stream.send_window += change
 
     def _on_window_update(self, received: Frame) -> None:
         if received.num_bytes != NUMBER.size:
@@ -304,15 +307,20 @@ class Http2:
             stream = self._known(received.stream_id)
             if stream is None:
                 return
-            stream.send_window += increment
-            if increment == 0 or stream.send_window > MAX_NUMBER:
+            stream.send_credit += increment
+            if increment == 0:
+                self._fail(stream, ErrorCode.PROTOCOL_ERROR)
+                return
+            if self.initial_window + stream.send_credit > MAX_NUMBER:
                 self._fail(stream, ErrorCode.FLOW_CONTROL_ERROR)
                 return
         self._listener.on_room()
 
     def _on_ping(self, received: Frame) -> None:
-        if received.stream_id != 0 or received.num_bytes != 8:
-            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a ping has 8 bytes and no stream")
+        if received.stream_id != 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "pings are of the connection")
+        if received.num_bytes != _PING_BYTES:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "a ping has 8 bytes")
         if not received.flags & ACK:
             self._send_frame(Kind.PING, ACK, 0, received.payload)
 

@@ -24,7 +24,10 @@ class Refused(Exception):
 
 
 class MessageReader:
-    """Puts together messages of at most `max_bytes`, decompressed."""
+    """Puts together messages of at most `max_bytes`.
+
+    They wait as they came, however many and however well compressed, until they are taken.
+    """
 
     def __init__(self, encoding: str, max_bytes: int) -> None:
         self._window_bits = ENCODINGS[encoding]
@@ -32,24 +35,42 @@ class MessageReader:
         self._buffer = bytearray()
 
     @property
-    def is_between_messages(self) -> bool:
+    def is_empty(self) -> bool:
+        """Whether all that came has been taken."""
         return not self._buffer
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The messages that `data` completes. Raises Refused."""
-        buffer = self._buffer
-        buffer += data
-        messages = []
-        while len(buffer) >= PREFIX.size:
-            is_compressed, length = PREFIX.unpack_from(buffer)
-            self._check_length(length)
-            end = PREFIX.size + length
-            if len(buffer) < end:
-                break
-            message = bytes(buffer[PREFIX.size : end])
-            del buffer[:end]
-            messages.append(self._decompress(message) if is_compressed else message)
-        return messages
+    def feed(self, data: bytes) -> None:
+        """Adds what has come. Raises Refused if the first message is too long."""
+        self._buffer += data
+        self._end_of_first()
+
+    def has_message(self) -> bool:
+        """Whether the first message is whole. Raises Refused if it is too long."""
+        return 0 < self._end_of_first() <= len(self._buffer)
+
+    def has_more(self) -> bool:
+        """Whether something follows the first message."""
+        return 0 < self._end_of_first() < len(self._buffer)
+
+    def take(self) -> bytes:
+        """The first message, which is whole, decompressed. Raises Refused."""
+        end = self._end_of_first()
+        is_compressed = self._buffer[0]
+        message = bytes(self._buffer[PREFIX.size : end])
+        del self._buffer[:end]
+        return self._decompress(message) if is_compressed else message
+
+    def clear(self) -> None:
+        """Forgets what waits."""
+        self._buffer.clear()
+
+    def _end_of_first(self) -> int:
+        """Where in the buffer it is going to end; 0 if its length has not come."""
+        if len(self._buffer) < PREFIX.size:
+            return 0
+        length: int = PREFIX.unpack_from(self._buffer)[1]
+        self._check_length(length)
+        return PREFIX.size + length
 
     def _check_length(self, length: int) -> None:
         if length > self._max_bytes:
@@ -69,6 +90,8 @@ class MessageReader:
         except zlib.error as error:
             raise Refused(grpc.StatusCode.INTERNAL, f"a compressed message: {error}") from None
         self._check_length(len(whole))
-        if not inflater.eof:
-            raise Refused(grpc.StatusCode.INTERNAL, "a compressed message has no end")
+        if not inflater.eof or inflater.unused_data:
+            raise Refused(
+                grpc.StatusCode.INTERNAL, "a compressed message does not end where it should"
+            )
         return whole

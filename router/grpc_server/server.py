@@ -72,6 +72,8 @@ class GrpcServer:
         await self._health.close()
         if self._server is not None:
             self._server.close()
+        # Some may have been accepted, and come to be only in the loop's next turn.
+        self._shared.is_stopping = True
         for connection in list(self._shared.connections):
             connection.go_away()
         await self._until_all_left(grace_s)
