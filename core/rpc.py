@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 import uvloop
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from core.address import join_host_port
@@ -33,6 +33,7 @@ from core.errors import (
     status_of,
     to_detail,
 )
+from core.health import Health
 from core.logs import event
 from core.tls import Tls
 
@@ -217,29 +218,6 @@ async def _abort(context: Any, exception: Exception, method: str) -> None:
         raise asyncio.CancelledError from None
 
 
-class Health:
-    """The health service of a server."""
-
-    def __init__(self) -> None:
-        self._servicer: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        self._names: Sequence[str] = ()
-
-    def add_to(self, server: Any, service_names: Sequence[str]) -> None:
-        """Has `server` answer for itself and for each service of it."""
-        self._names = ("", *service_names)
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-
-    async def set_serving(self, is_serving: bool) -> None:
-        """What is answered from now on."""
-        states = health_pb2.HealthCheckResponse.ServingStatus
-        for name in self._names:
-            await self._servicer.set(name, states.SERVING if is_serving else states.NOT_SERVING)
-
-    async def close(self) -> None:
-        """NOT_SERVING for good."""
-        await self._servicer.enter_graceful_shutdown()
-
-
 class RpcServer:
     """One gRPC server with error translation, health and reflection.
 
@@ -288,11 +266,11 @@ class RpcServer:
 
     async def set_serving(self, is_serving: bool) -> None:
         """What the health service answers, for the server and for each service of it."""
-        await self._health.set_serving(is_serving)
+        self._health.set_serving(is_serving)
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new call and ends those in flight after `grace_s`."""
-        await self._health.close()
+        self._health.close()
         await self.grpc_server.stop(grace_s)
 
 

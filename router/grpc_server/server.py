@@ -12,8 +12,8 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from core.address import join_host_port
+from core.health import Health
 from core.http_server import listen
-from core.rpc import Health
 from router.grpc_server.call import End, Method
 from router.grpc_server.connection import Connection, Shared
 
@@ -62,14 +62,14 @@ class GrpcServer:
 
     async def set_serving(self, is_serving: bool) -> None:
         """What the health service answers, for the server and for each service of it."""
-        await self._health.set_serving(is_serving)
+        self._health.set_serving(is_serving)
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new call and ends those in flight after `grace_s`.
 
         A later call may shorten the grace of an earlier one.
         """
-        await self._health.close()
+        self._health.close()
         if self._server is not None:
             self._server.close()
         # Some may have been accepted, and come to be only in the loop's next turn.
