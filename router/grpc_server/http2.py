@@ -300,9 +300,11 @@ class Http2:
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE has 4 bytes")
         increment = NUMBER.unpack(received.payload)[0] & MAX_NUMBER
         if received.stream_id == 0:
+            if increment == 0:
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "room for nothing")
             self.send_window += increment
-            if increment == 0 or self.send_window > MAX_NUMBER:
-                raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"room for {increment} bytes")
+            if self.send_window > MAX_NUMBER:
+                raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, f"room for {increment} bytes more")
         else:
             stream = self._known(received.stream_id)
             if stream is None:
