@@ -1,0 +1,128 @@
+"""Both sides of HTTP/2 without sockets: what clients send, and a server's side that keeps notes."""
+
+from __future__ import annotations
+
+import h2.config
+import h2.connection
+import h2.events
+import hpack
+
+from router.grpc_server.frames import (
+    END_HEADERS,
+    END_STREAM,
+    HEAD,
+    NUMBER,
+    PREFACE,
+    SETTING,
+    ErrorCode,
+    Kind,
+    frame,
+)
+from router.grpc_server.http2 import Http2
+
+REQUEST = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/test.Probe/Echo"),
+    (":authority", "test"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+]
+INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 4, 5
+BEGINNING = PREFACE + frame(Kind.SETTINGS, 0, 0, b"")
+
+
+def request_to(method: str, *more: tuple[str, str]) -> list[tuple[str, str]]:
+    """Headers of a call to a method of test.Probe."""
+    path = (":path", f"/test.Probe/{method}")
+    return [path if name == ":path" else (name, value) for name, value in REQUEST] + [*more]
+
+
+def headers_frame(stream_id: int, flags: int = 0, headers=REQUEST) -> bytes:
+    """A request that uses no table of headers, so that it may be sent in any order."""
+    literal = [hpack.NeverIndexedHeaderTuple(*pair) for pair in headers]
+    return frame(Kind.HEADERS, END_HEADERS | flags, stream_id, hpack.Encoder().encode(literal))
+
+
+def data_frame(stream_id: int, data: bytes, flags: int = END_STREAM) -> bytes:
+    return frame(Kind.DATA, flags, stream_id, data)
+
+
+def message(data: bytes) -> bytes:
+    """As it stands in DATA frames."""
+    return b"\0" + len(data).to_bytes(4, "big") + data
+
+
+def frames_in(data: bytes) -> list[tuple[int, int, int, bytes]]:
+    """(kind, flags, stream, payload) of what a server has sent."""
+    found = []
+    while data:
+        high, low, kind, flags, stream_id = HEAD.unpack_from(data)
+        end = HEAD.size + (high << 8 | low)
+        found.append((kind, flags, stream_id, data[HEAD.size : end]))
+        data = data[end:]
+    return found
+
+
+def h2_client() -> h2.connection.H2Connection:
+    """The h2 library in a client's part; its preface waits in `data_to_send`."""
+    config = h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
+    client = h2.connection.H2Connection(config)
+    client.initiate_connection()
+    return client
+
+
+class Server:
+    """An Http2 with a listener that keeps what it is told, as `(what, stream, more...)`."""
+
+    def __init__(self, *, is_begun=True):
+        self.told = []
+        self.num_rooms = 0
+        self._sent = bytearray()
+        self.http2 = Http2(self, self._sent.extend)
+        if is_begun:
+            self.http2.receive(BEGINNING)
+            self.sent()
+
+    def on_request(self, stream, headers):
+        self.told.append(("request", stream.id))
+
+    def on_data(self, stream, data):
+        self.told.append(("data", stream.id, data))
+
+    def on_end(self, stream):
+        self.told.append(("end", stream.id))
+
+    def on_reset(self, stream):
+        self.told.append(("reset", stream.id))
+
+    def on_room(self):
+        self.num_rooms += 1
+
+    def sent(self) -> bytes:
+        """Since the last time."""
+        data = bytes(self._sent)
+        self._sent.clear()
+        return data
+
+    def answer(self, *data: bytes) -> list:
+        """What is sent upon `data`, as frames."""
+        self.http2.receive(b"".join(data))
+        return frames_in(self.sent())
+
+    def stream(self, stream_id: int = 1, flags: int = 0):
+        """A new one."""
+        self.http2.receive(headers_frame(stream_id, flags))
+        return self.http2.streams[stream_id]
+
+
+def room_for(stream_id: int, num_bytes: int) -> bytes:
+    return frame(Kind.WINDOW_UPDATE, 0, stream_id, NUMBER.pack(num_bytes))
+
+
+def settings(*pairs: tuple[int, int]) -> bytes:
+    return frame(Kind.SETTINGS, 0, 0, b"".join(SETTING.pack(*pair) for pair in pairs))
+
+
+def reset(stream_id: int, code: ErrorCode) -> tuple[int, int, int, bytes]:
+    return (Kind.RST_STREAM, 0, stream_id, NUMBER.pack(code))
