@@ -24,6 +24,9 @@ KEEPALIVE_TIMEOUT_S = 10.0
 _LINGER_S = 1.0
 """For clients to leave, and to say that they go on reading."""
 
+_MAX_BATCH_BYTES = 1 << 18
+"""More does not wait for the turn's end, so that a client which reads slowly is noticed."""
+
 _RESPONSE = encode_headers(RESPONSE)
 _OK = encode_headers(trailers(grpc.StatusCode.OK))
 
@@ -74,14 +77,19 @@ class Connection(asyncio.Protocol):
         self._calls: dict[int, Call] = {}
         """By stream id."""
         self._out: list[bytes] = []
+        self._num_out_bytes = 0
         self._room: asyncio.Future[None] | None = None
         """Waits until the client may take more."""
         self._is_write_paused = False
         self._is_heard = False
         self._is_going_away = False
         self._is_closed = False
-        self._num_unsent = 0
-        """Bytes that waited for the client at the last look."""
+        self._num_written_bytes = 0
+        """Of everything, since the beginning."""
+        self._num_unsent_bytes = 0
+        """Of these, which waited here at the last look."""
+        self._num_taken_bytes = 0
+        """Of these, which did not."""
 
     # What asyncio calls.
 
@@ -235,9 +243,11 @@ class Connection(asyncio.Protocol):
 
     def flush(self) -> None:
         """Sends what waits."""
-        out, self._out = self._out, []
+        out, self._out, self._num_out_bytes = self._out, [], 0
         if out and not self._is_closed and not self._transport.is_closing():
-            self._transport.write(b"".join(out))
+            data = b"".join(out)
+            self._num_written_bytes += len(data)
+            self._transport.write(data)
 
     def go_away(self) -> None:
         """Takes no new call; the connection ends with the last one."""
@@ -259,6 +269,9 @@ class Connection(asyncio.Protocol):
         if not self._out:
             self._shared.batch.add(self)
         self._out.append(data)
+        self._num_out_bytes += len(data)
+        if self._num_out_bytes >= _MAX_BATCH_BYTES:
+            self.flush()
 
     def _send_end(self, stream: Stream, end: End, *, is_begun: bool) -> None:
         if end.code is grpc.StatusCode.OK and is_begun:
@@ -303,12 +316,17 @@ class Connection(asyncio.Protocol):
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
         self._is_heard = False
-        self._num_unsent = self._transport.get_write_buffer_size()
+        self._num_unsent_bytes = self._transport.get_write_buffer_size()
+        self._num_taken_bytes = self._num_written_bytes - self._num_unsent_bytes
         return asyncio.get_running_loop().call_later(delay_s, call)
 
     def _has_taken(self) -> bool:
-        """Whether the client has read since the last look, of what waited for it then."""
-        return self._transport.get_write_buffer_size() < self._num_unsent
+        """Whether the client has read something since the last look.
+
+        It has if the system, which could take no more then, has taken more since.
+        """
+        num_bytes = self._num_written_bytes - self._transport.get_write_buffer_size()
+        return self._num_unsent_bytes > 0 and num_bytes > self._num_taken_bytes
 
     def _ask_for_life(self) -> None:
         if self._is_heard:
