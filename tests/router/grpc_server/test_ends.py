@@ -1,0 +1,196 @@
+"""Calls that end early: cancelled, out of time, left by their clients, or left unread."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from router.grpc_server.frames import END_STREAM, NUMBER, ErrorCode, Kind, frame
+from tests.router.grpc_server.peers import data_frame, headers_frame, message, request_to, room_for
+from tests.router.stack import wait_for
+
+CANCEL = frame(Kind.RST_STREAM, 0, 1, NUMBER.pack(ErrorCode.CANCEL))
+
+
+def call(method: str, request: bytes, *more: tuple[str, str]) -> bytes:
+    """The frames of a call with one message."""
+    return headers_frame(1, headers=request_to(method, *more)) + data_frame(1, message(request))
+
+
+async def is_idle(s) -> None:
+    """Returns when no call is left, nor anything of one."""
+    await wait_for(lambda: not s.shared.tasks and not s.connection._calls)
+    assert s.connection._http2.streams == {}
+
+
+async def test_a_cancelled_call_ends_its_servicer(serve):
+    async with serve() as s:
+        held = s.stream("Hold")(b"x")
+        assert await held.read() == b"x"
+        held.cancel()
+        await s.probe.ended.wait()
+        await is_idle(s)
+        assert await s.unary()(b"y") == b"re: y"
+
+
+async def test_a_client_that_leaves_ends_its_calls(serve):
+    async with serve() as s:
+        async with s.raw() as raw:
+            raw.send(call("Hold", b"x"))
+            await raw.until(Kind.DATA)
+        await s.probe.ended.wait()
+        await wait_for(lambda: not s.shared.connections and not s.shared.tasks)
+
+
+@pytest.mark.parametrize("method", ["Hold", "Chat"])
+async def test_a_call_may_be_cancelled_before_its_request_is_whole(serve, method):
+    async with serve() as s, s.raw() as raw:
+        begun = headers_frame(1, headers=request_to(method)) + data_frame(1, message(b"x")[:3], 0)
+        raw.send(begun, CANCEL, frame(Kind.PING, 0, 0, bytes(8)))
+        await raw.until(Kind.PING)
+        await is_idle(s)
+        assert not s.probe.started.is_set()
+
+
+async def test_a_call_may_be_cancelled_as_soon_as_it_is_asked(serve):
+    async with serve() as s, s.raw() as raw:
+        raw.send(call("Hold", b"x"), CANCEL, frame(Kind.PING, 0, 0, bytes(8)))
+        await raw.until(Kind.PING)
+        await is_idle(s)
+        assert not s.probe.started.is_set()
+
+
+async def test_a_call_may_be_cancelled_while_a_message_waits_for_room(serve):
+    async with serve() as s, s.raw() as raw:
+        raw.send(call("Hold", bytes(100_000)))
+        await wait_for(lambda: s.connection._http2.send_window == 0)
+        (running,) = s.connection._calls.values()
+        assert running.is_mid_message
+        raw.send(CANCEL)
+        await s.probe.ended.wait()
+        await is_idle(s)
+
+
+async def test_cancelling_a_generator_closes_it_at_once(serve):
+    closed = asyncio.Event()
+
+    async def endless(request, context):
+        try:
+            while True:
+                yield b"x"
+        finally:
+            closed.set()
+
+    async with serve(Endless=grpc.unary_stream_rpc_method_handler(endless)) as s, s.raw() as raw:
+        raw.send(call("Endless", b""))
+        await wait_for(lambda: s.connection._http2.send_window < 6)
+        raw.send(CANCEL)
+        await closed.wait()
+        await is_idle(s)
+
+
+async def test_what_a_servicer_writes_while_it_cleans_up_is_dropped(serve):
+    wrote = []
+
+    async def stubborn(request, context):
+        await context.write(b"first")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await context.write(b"late")
+            wrote.append(context.write_soon(bytes(1 << 20)))
+
+    async with serve(Stubborn=grpc.unary_stream_rpc_method_handler(stubborn)) as s, s.raw() as raw:
+        raw.send(call("Stubborn", b""))
+        assert (await raw.until(Kind.DATA))[3] == message(b"first")
+        raw.send(CANCEL, frame(Kind.PING, 0, 0, bytes(8)))
+        await is_idle(s)
+        assert (await raw.until(Kind.PING), wrote) == ((Kind.PING, 1, 0, bytes(8)), [True])
+
+
+async def test_a_call_ends_at_its_clients_deadline_whatever_its_servicer_does(serve):
+    async with serve() as s, s.raw() as raw:
+        raw.send(call("Hold", b"x", ("grpc-timeout", "1m")))
+        assert (await raw.headers())[":status"] == "200"
+        assert (await raw.headers())["grpc-status"] == "4"
+        await s.probe.ended.wait()
+        await is_idle(s)
+
+
+async def test_a_request_that_does_not_become_whole_ends_at_its_deadline(serve):
+    async with serve() as s, s.raw() as raw:
+        raw.send(headers_frame(1, headers=request_to("Echo", ("grpc-timeout", "1m"))))
+        assert (await raw.headers())["grpc-status"] == "4"
+        assert await raw.reset_code() == ErrorCode.NO_ERROR
+        await is_idle(s)
+
+
+async def test_a_message_of_which_a_part_was_sent_is_reset_at_the_deadline(serve):
+    async with serve() as s, s.raw() as raw:
+        raw.send(call("Hold", bytes(100_000), ("grpc-timeout", "1m")))
+        assert await raw.reset_code() == ErrorCode.CANCEL
+        await s.probe.ended.wait()
+        await is_idle(s)
+
+
+async def test_servicers_know_how_much_time_is_left(serve):
+    async with serve() as s:
+        await s.unary()(b"", timeout=50)
+        await s.unary()(b"")
+        remaining_s, endless = (context.time_remaining() for context in s.probe.contexts)
+        assert (0 < remaining_s <= 50, endless) == (True, None)
+
+
+async def test_messages_go_on_where_they_stopped_when_room_comes_in_small_pieces(serve):
+    async with serve() as s, s.raw() as raw:
+        raw.send(call("Write", b"3 30000"))
+        received = b""
+        while len(received) < 3 * 30_005:
+            _, _, _, data = await raw.until(Kind.DATA)
+            received += data
+            raw.send(room_for(0, len(data)), room_for(1, len(data)))
+        assert received == b"".join(message(b"%d" % n + b" " * 29_999) for n in range(3))
+        assert (await raw.headers())["grpc-status"] == "0"
+
+
+async def test_a_client_that_reads_nothing_holds_no_more_than_a_few_buffers(serve):
+    async with serve() as s, s.raw(window=(1 << 31) - 1 - 65_535) as raw:
+        raw.send(call("Write", b"100000 10000"))
+        await wait_for(lambda: s.connection._is_write_paused)
+        waiting = s.connection._transport.get_write_buffer_size() + len(s.connection._out)
+        assert waiting < 1 << 20
+        assert (await raw.until(Kind.DATA))[3].startswith(message(b"0".ljust(10_000))[:10])
+
+
+async def test_a_client_that_reads_again_gets_everything(serve):
+    async with serve() as s, s.raw(window=(1 << 31) - 1 - 65_535) as raw:
+        raw.send(call("Write", b"3000 10000"))
+        await wait_for(lambda: s.connection._is_write_paused)
+        for number in range(3000):
+            assert (await raw.until(Kind.DATA))[3][5:10] == b"%-5d" % number
+        assert (await raw.headers())["grpc-status"] == "0"
+
+
+async def test_unread_requests_are_not_taken_without_end(serve):
+    async with serve(Stuck=grpc.stream_stream_rpc_method_handler(_never)) as s, s.raw() as raw:
+        raw.send(headers_frame(1, headers=request_to("Stuck")))
+        raw.send(*[data_frame(1, message(bytes(995)), 0)] * 1048, frame(Kind.PING, 0, 0, bytes(8)))
+        await raw.until(Kind.PING)
+        assert s.connection._calls[1]._num_unread_bytes == 1_048_000
+        raw.send(data_frame(1, message(bytes(995)), 0))
+        assert await raw.reset_code() == ErrorCode.FLOW_CONTROL_ERROR
+        await is_idle(s)
+
+
+async def _never(requests, context):
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def test_headers_that_end_a_stream_of_requests_end_it_empty(serve):
+    async with serve() as s, s.raw() as raw:
+        raw.send(headers_frame(1, END_STREAM, request_to("Total")))
+        assert (await raw.until(Kind.DATA))[3] == message(b"0")
+        assert (await raw.headers()) == {"grpc-status": "0"}
