@@ -184,6 +184,17 @@ async def test_unread_requests_are_not_taken_without_end(serve):
         await is_idle(s)
 
 
+async def test_unread_requests_of_ended_calls_leave_the_connection_its_window(serve):
+    async with serve(Stuck=grpc.stream_stream_rpc_method_handler(_never)) as s, s.raw() as raw:
+        for stream_id in range(1, 65, 2):
+            raw.send(headers_frame(stream_id, headers=request_to("Stuck")))
+            raw.send(*[data_frame(stream_id, message(bytes(999_995 // 4)), 0)] * 4)
+            raw.send(frame(Kind.RST_STREAM, 0, stream_id, NUMBER.pack(ErrorCode.CANCEL)))
+        # Twice what the connection's window holds has been sent and not been read.
+        raw.send(headers_frame(99), data_frame(99, message(b"x")))
+        assert (await raw.until(Kind.DATA))[3] == message(b"re: x")
+
+
 async def _never(requests, context):
     await asyncio.Event().wait()
     yield b""

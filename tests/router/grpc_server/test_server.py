@@ -70,18 +70,6 @@ async def test_uploads_of_many_messages_are_read_to_the_end(serve):
         assert await s.uploads()(bytes(size) for size in sizes) == str(sum(sizes)).encode()
 
 
-async def test_unread_uploads_leave_the_connection_its_window(serve):
-    async def first(requests, context):
-        return await anext(requests)
-
-    handler = grpc.stream_unary_rpc_method_handler(first)
-    async with serve(First=handler) as s:
-        method = s.channel.stream_unary("/test.Probe/First")
-        for _ in range(40):
-            assert await method(bytes([1]) + bytes(1 << 18) for _ in range(4))
-        assert await s.uploads()(bytes(1 << 20) for _ in range(20)) == b"%d" % (20 << 20)
-
-
 async def test_metadata_arrives_and_so_does_what_a_call_ends_with(serve):
     async def refuse(request, context):
         seen = dict(context.invocation_metadata())
