@@ -10,8 +10,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from core.errors import InvalidArgument, from_exception
-
 
 async def test_one_message_is_answered_with_one(serve):
     async with serve() as s:
@@ -83,21 +81,6 @@ async def test_metadata_arrives_and_so_does_what_a_call_ends_with(serve):
     error = caught.value
     assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "gone: 100 % “lost”\n")
     assert dict(error.trailing_metadata()) == {"seen": "a b", "seen-bin": b"\x00\xff"}
-
-
-async def test_an_error_comes_after_the_messages_before_it(serve):
-    async def fail(request, context):
-        for number in range(100):
-            context.write_soon(b"%d" % number)
-        raise InvalidArgument("no more", field="x")
-
-    async with serve(Fail=grpc.unary_stream_rpc_method_handler(fail)) as s:
-        received = []
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for each in s.stream("Fail")(b""):
-                received.append(each)
-    assert len(received) == 100
-    assert from_exception(caught.value).field == "x"
 
 
 async def test_a_bug_of_a_servicer_is_logged_and_an_internal_error(serve, caplog):
