@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from router.grpc_server.connection import Connection, Shared
-from router.grpc_server.frames import ACK, ErrorCode, Kind, frame
+from router.grpc_server.frames import ACK, Kind, frame
 from tests.router.grpc_server.peers import BEGINNING, frames_in
 
 
@@ -147,9 +147,16 @@ async def test_a_connection_that_ends_waits_for_what_its_client_still_takes(conn
     assert not transport.is_aborted
 
 
+async def test_a_client_that_was_accepted_as_the_server_began_to_stop_is_sent_away():
+    connection, transport = Connection(Shared(is_stopping=True)), Transport()
+    connection.connection_made(transport)
+    assert transport.kinds() == [Kind.SETTINGS, Kind.WINDOW_UPDATE, Kind.GOAWAY]
+    assert transport.is_at_end
+    connection.connection_lost(None)
+
+
 async def test_going_away_is_told_once(connected):
     connection, transport = connected
     connection.go_away()
     connection.go_away()
     assert transport.kinds() == [Kind.GOAWAY]
-    assert ErrorCode.NO_ERROR == 0

@@ -10,7 +10,6 @@ import pytest
 from router.grpc_server import connection
 from router.grpc_server.frames import NUMBER, ErrorCode, Kind, frame
 from tests.router.grpc_server.peers import data_frame, headers_frame, message, request_to, room_for
-from tests.router.grpc_server.raw import RawClient
 from tests.router.stack import wait_for
 
 
@@ -69,21 +68,6 @@ async def test_a_stopping_server_refuses_new_calls_of_old_clients(serve):
         raw.send(frame(Kind.RST_STREAM, 0, 1, NUMBER.pack(ErrorCode.CANCEL)))
         await raw.ends()
         await raw.close()
-        await stopping
-
-
-async def test_a_client_that_comes_while_the_server_stops_is_sent_away(serve):
-    async with serve() as s, s.raw() as held:
-        held.send(headers_frame(1, headers=request_to("Hold")), data_frame(1, message(b"x")))
-        await held.until(Kind.DATA)
-        late = asyncio.create_task(RawClient.connect(s.address))
-        # The kernel has accepted it, the event loop has not.
-        await wait_for(late.done)
-        stopping = asyncio.create_task(s.server.stop(60))
-        client = await late
-        assert await client.goodbye() == ErrorCode.NO_ERROR
-        await client.close()
-        await held.close()
         await stopping
 
 
