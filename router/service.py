@@ -127,6 +127,8 @@ async def _write_all(follower: Follower, request_id: str, call: Call) -> None:
         await call.write(message)
         if not chunk.finish_reason and not chunk.logprobs:
             await follower.push_tokens(write_tokens)
+            # A token that has found no room does not wait for the next one.
+            await call.drain()
 
 
 def _token_writer(request_id: str, call: Call) -> WriteTokens:

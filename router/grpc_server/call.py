@@ -124,10 +124,10 @@ class Call:
     async def write(self, message: Any) -> None:
         """Sends `message` as soon as the client has room for it."""
         if not self.write_soon(message):
-            await self._send_held()
+            await self.drain()
 
     def write_soon(self, message: Any) -> bool:
-        """Sends `message` now if the client has room, and otherwise with what is written next.
+        """Sends `message` now if the client has room, and otherwise with `drain` or `write`.
 
         Returns whether it had, and so whether another message may follow at once.
         """
@@ -137,6 +137,12 @@ class Call:
             return True
         self._held.append(data)
         return False
+
+    async def drain(self) -> None:
+        """Sends what has found no room yet, in pieces, as the client makes room."""
+        while self._held and not self.is_over:
+            if not self._send_piece():
+                await self._connection.wait_room()
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()
@@ -199,7 +205,7 @@ class Call:
     async def _run(self) -> None:
         try:
             await self._serve()
-            await self._send_held()
+            await self.drain()
             end = _OK
         except _Aborted as aborted:
             end = aborted.end
@@ -270,12 +276,6 @@ class Call:
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
-
-    async def _send_held(self) -> None:
-        """In pieces, as the client makes room."""
-        while self._held and not self.is_over:
-            if not self._send_piece():
-                await self._connection.wait_room()
 
     def _send_piece(self) -> bool:
         """Sends what the client has room for of the first message that is held, if it has any."""

@@ -159,6 +159,20 @@ async def test_messages_go_on_where_they_stopped_when_room_comes_in_small_pieces
         assert (await raw.headers())["grpc-status"] == "0"
 
 
+async def test_what_found_no_room_is_sent_when_there_is_some(serve):
+    async def push(request, context):
+        assert not context.write_soon(bytes(70_000))
+        await context.drain()
+        await asyncio.Event().wait()
+
+    async with serve(Push=grpc.unary_stream_rpc_method_handler(push)) as s, s.raw() as raw:
+        raw.send(call("Push", b""))
+        num_bytes = 0
+        while num_bytes < 70_005:
+            num_bytes += len((await raw.until(Kind.DATA))[3])
+            raw.send(room_for(0, 1 << 14), room_for(1, 1 << 14))
+
+
 async def test_a_client_that_reads_nothing_holds_no_more_than_a_few_buffers(serve):
     async with serve() as s, s.raw(window=(1 << 31) - 1 - 65_535) as raw:
         raw.send(call("Write", b"100000 10000"))
