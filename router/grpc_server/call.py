@@ -198,6 +198,8 @@ class Call:
             self._timer.cancel()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
+        # A cancelled task keeps its frames, and so the call.
+        self._task = None
 
     def _start(self) -> None:
         self._task = self._connection.start(self._run())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import grpc
 import pytest
@@ -34,6 +36,19 @@ async def test_a_cancelled_call_ends_its_servicer(serve):
         await s.probe.ended.wait()
         await is_idle(s)
         assert await s.unary()(b"y") == b"re: y"
+
+
+async def test_a_cancelled_call_is_freed_without_the_garbage_collector(serve):
+    async with serve() as s, s.raw() as raw:
+        raw.send(call("Hold", b"x"))
+        await raw.until(Kind.DATA)
+        (running,) = map(weakref.ref, s.connection._calls.values())
+        gc.disable()
+        try:
+            raw.send(CANCEL)
+            await wait_for(lambda: running() is None)
+        finally:
+            gc.enable()
 
 
 async def test_a_client_that_leaves_ends_its_calls(serve):
