@@ -96,7 +96,7 @@ class RequestRun:
         self._worker_wait_s = shared.worker_wait_s
         self._route = inference_pb2.Route()
         self._prompt = worker_pb2.Dispatch()
-        """What each dispatch says of the prompt's tokens, which take longer to list than to copy."""
+        """What every dispatch says of the prompt's tokens: to list them takes long, to copy not."""
         self._is_prompt_counted = False
 
     async def run(self) -> None:
