@@ -20,7 +20,7 @@ class WriteBatch:
     """
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[RequestResponseCycle, bytes]] = []
+        self.waiting: list[tuple[asyncio.Transport, bytes]] = []
         """In order. Who adds the first one calls `schedule`."""
 
     def schedule(self) -> None:
@@ -31,14 +31,48 @@ class WriteBatch:
         """Sends what waits."""
         waiting = self.waiting.copy()
         self.waiting.clear()
-        for cycle, data in waiting:
-            if cycle.disconnected:
+        for transport, data in waiting:
+            if transport.is_closing():
                 continue
             try:
-                cycle.transport.write(data)
+                transport.write(data)
             except Exception:  # others wait behind it
                 logger.exception("a response cannot be written")
-                cycle.transport.abort()
+                transport.abort()
+
+
+class _TextWriter:
+    """All that the texts of one response need, in one place: memory that each token touches."""
+
+    __slots__ = ("_after", "_batch", "_before", "_flow", "_num_bytes", "_transport", "_waiting")
+
+    def __init__(
+        self, cycle: RequestResponseCycle, batch: WriteBatch, before: bytes, after: bytes
+    ) -> None:
+        self._transport = cycle.transport
+        self._flow = cycle.flow
+        self._batch = batch
+        self._waiting = batch.waiting
+        self._before = before
+        self._after = after
+        self._num_bytes = len(before) + len(after)
+
+    def write_chunk(self, text: str) -> bool:
+        data = orjson.dumps(text)
+        waiting = self._waiting
+        if not waiting:
+            self._batch.schedule()
+        num_bytes = self._num_bytes - 2 + len(data)  # without the line's end behind a chunk
+        chunk = b"%x\r\n%b%b%b" % (num_bytes, self._before, data, self._after)
+        waiting.append((self._transport, chunk))
+        return not self._flow.write_paused
+
+    def write_bare(self, text: str) -> bool:
+        if not self._waiting:
+            self._batch.schedule()
+        data = b"%b%b%b" % (self._before, orjson.dumps(text), self._after)
+        self._waiting.append((self._transport, data))
+        return not self._flow.write_paused
 
 
 _NO_END = 1 << 62
@@ -88,28 +122,9 @@ class ChunkedBody:
 
         It returns False when the client does not keep up: ASGI's `send` waits until it does.
         """
-        cycle, flow, dumps = self._cycle, self._flow, orjson.dumps
-        waiting, schedule = self._batch.waiting, self._batch.schedule
-        num_bytes = len(before) + len(after)
-        if not self._is_chunked:
-
-            def write_bare(text: str) -> bool:
-                if not waiting:
-                    schedule()
-                waiting.append((cycle, b"%b%b%b" % (before, dumps(text), after)))
-                return not flow.write_paused
-
-            return write_bare
-        after += b"\r\n"
-
-        def write(text: str) -> bool:
-            data = dumps(text)
-            if not waiting:
-                schedule()
-            waiting.append((cycle, b"%x\r\n%b%b%b" % (num_bytes + len(data), before, data, after)))
-            return not flow.write_paused
-
-        return write
+        if self._is_chunked:
+            return _TextWriter(self._cycle, self._batch, before, after + b"\r\n").write_chunk
+        return _TextWriter(self._cycle, self._batch, before, after).write_bare
 
     def flush(self, num_bytes: int, *, is_last: bool) -> None:
         """To be called before ASGI's `send` of so many bytes, so that all keeps its order."""
