@@ -317,7 +317,9 @@ class RequestRun:
             self._worker_wait_s -= loop.time() - began_at
 
     def _dispatch(self, resolved: ResolvedRequest, branch: _Branch) -> worker_pb2.Dispatch:
-        sampling = replace(resolved.sampling, seed=branch.seed)
+        sampling = resolved.sampling
+        if sampling.seed != branch.seed:
+            sampling = replace(sampling, seed=branch.seed)
         wants_prompt = resolved.prompt_logprobs is not None and not self.log.prompt_logprobs
         dispatch = worker_pb2.Dispatch(
             request_id=branch.worker_request_id,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -75,6 +76,26 @@ class _TextWriter:
         return not self._flow.write_paused
 
 
+class _OneWrite:
+    """Stands for a transport while what is written goes on together."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def flush(self) -> None:
+        if self._parts and not self._transport.is_closing():
+            self._transport.write(b"".join(self._parts))
+        self._parts.clear()
+
+
 _NO_END = 1 << 62
 
 
@@ -116,6 +137,17 @@ class ChunkedBody:
         """To be called before the headers are sent."""
         if not self._is_chunked:
             self._cycle.chunked_encoding = False
+
+    @contextmanager
+    def in_one_write(self) -> Iterator[None]:
+        """What ASGI's `send` writes in here goes to the client in one piece."""
+        cycle, transport = self._cycle, self._cycle.transport
+        cycle.transport = joined = _OneWrite(transport)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            cycle.transport = transport
+            joined.flush()
 
     def text_writer(self, before: bytes, after: bytes) -> Callable[[str], bool]:
         """Sends a text as JSON between `before` and `after`, soon; it runs for every token.

@@ -80,3 +80,26 @@ async def test_a_connection_that_fails_keeps_nobody_else_from_writing():
         ChunkedBody(subject, batch).text_writer(b"", b"")("1")
     await asyncio.sleep(0)
     assert (len(written), aborted) == (1, [True])
+
+
+def test_what_is_sent_in_one_write_goes_in_one_piece():
+    written = []
+    subject = cycle(written)
+    transport = subject.transport
+    transport.close = lambda: written.append("closed")
+    with ChunkedBody(subject, WriteBatch()).in_one_write():
+        subject.transport.write(b"head ")
+        subject.transport.write(b"first")
+        subject.transport.close()
+        assert written == [("", b"head first"), "closed"]
+    assert written == [("", b"head first"), "closed"]
+    assert subject.transport is transport
+
+
+def test_a_client_that_is_gone_gets_no_head():
+    written = []
+    subject = cycle(written)
+    subject.transport.is_closing = lambda: True
+    with ChunkedBody(subject, WriteBatch()).in_one_write():
+        subject.transport.write(b"head")
+    assert written == []
