@@ -18,6 +18,7 @@ from core.token_bytes import alphabet_bytes, byte_alphabet
 
 # A character has at most 4 bytes, so this many tokens without a whole one are no text.
 _MAX_PENDING_TOKENS = 32
+_UTF_8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(Protocol):
@@ -68,9 +69,11 @@ class TokenTable(dict[int, str | None]):
 class ByteLevelDetokenizer:
     """For vocabularies whose tokens are bytes."""
 
+    __slots__ = ("_decoder", "_is_between_characters", "_table")
+
     def __init__(self, table: TokenTable) -> None:
         self._table = table
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = _UTF_8("replace")
         self._is_between_characters = True
 
     def add(self, token_id: int) -> str:

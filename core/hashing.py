@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
 HASH_BYTES = 16
 
 
+@lru_cache(maxsize=1024)
 def scope_hash(*parts: str) -> bytes:
     """Seed of a chain. `parts`: what two prompts must share beside tokens (fingerprint, salt)."""
     digest = hashlib.sha256()

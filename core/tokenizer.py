@@ -16,6 +16,7 @@ from core.chat_template import ChatTemplate, Message
 from core.detokenizer import Detokenizer, detokenizers
 from core.errors import InvalidArgument, StartupError
 from core.model_folder import ModelFolder
+from core.text_parts import cut, may_cut, text_frame
 from core.token_bytes import TokenBytes
 
 # Below this, encoding takes less time than the trip to a thread is worth.
@@ -23,6 +24,8 @@ _INLINE_CHARS = 2000
 _INLINE_MESSAGES = 128
 """Rendered in a third of a millisecond."""
 _PROBE_CHARS_PER_TOKEN = 16
+_PART_CHARS = 4096
+"""Of a long text, encoded in a thread of the library's: about half a millisecond."""
 
 
 class Tokenizer:
@@ -35,12 +38,23 @@ class Tokenizer:
         """The bytes that a token stands for."""
         self.detokenizer: Callable[[], Detokenizer] = detokenizers(self._tokenizer)
         """Makes one for an output."""
+        self._frame = text_frame(self._tokenizer) if may_cut(self._tokenizer) else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with special tokens as the folder asks for them."""
+        if self._frame is None or len(text) <= _PART_CHARS:
+            return self._encode([text], add_special_tokens=add_special_tokens)[0].ids
+        # Parts take less time than the whole, even one after the other.
+        parts = self._encode(cut(text, _PART_CHARS), add_special_tokens=False)
+        token_ids = [token_id for part in parts for token_id in part.ids]
+        if not add_special_tokens:
+            return token_ids
+        before, after = self._frame
+        return [*before, *token_ids, *after]
+
+    def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[tokenizers.Encoding]:
         # The batch call, unlike `encode`, releases the GIL and skips offsets.
-        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return encodings[0].ids
+        return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
     async def encode_prompt(
         self, text: str, max_tokens: int, *, add_special_tokens: bool = True

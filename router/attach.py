@@ -215,8 +215,9 @@ class WorkerLink:
         """A step's tokens: this and what it calls run for every token of every stream."""
         now = time.monotonic()
         takers = self._token_takers
+        # Lists, since a message's own fields take longer to go through.
         for stream_id, output_index, token_id in zip(
-            tokens.stream_ids, tokens.output_indexes, tokens.token_ids, strict=True
+            tokens.stream_ids[:], tokens.output_indexes[:], tokens.token_ids[:], strict=True
         ):
             take = takers.get(stream_id)
             if take is not None:

@@ -26,7 +26,19 @@ class Pace:
 class Choice:
     """Takes outputs in until it is finished. `index` counts from 0 in its request."""
 
-    __slots__ = ("_last_output_at", "_log", "_pace", "_request_log", "_text", "index")
+    __slots__ = (
+        "_gaps",
+        "_last_output_at",
+        "_log",
+        "_may_stop",
+        "_on_error",
+        "_on_stopped",
+        "_pace",
+        "_request_log",
+        "_text",
+        "_text_of",
+        "index",
+    )
 
     def __init__(
         self,
@@ -42,6 +54,11 @@ class Choice:
         self._pace = pace
         self._last_output_at: float | None = None
         self._text = OutputText(self._log, detokenizer, resolved.stop, resolved.sampling.min_tokens)
+        self._text_of = self._text.text_of
+        self._may_stop = bool(resolved.stop)
+        self._gaps = pace.metrics.itl
+        self._on_stopped: Callable[[], None]
+        self._on_error: Callable[[Exception], None]
 
     @property
     def token_ids(self) -> list[int]:
@@ -75,31 +92,31 @@ class Choice:
     ) -> TakeToken:
         """What takes in single tokens that end nothing by themselves, as `receive` does.
 
-        `on_stopped` is called when a stop string has finished the choice. What is taken runs for
-        every token of every stream: what costs is each call, and all the memory that it touches.
+        `on_stopped` is called when a stop string has finished the choice.
         """
-        text, append, observe = self._text, self._log.append, self._pace.metrics.itl.observe
-        text_of, token_ids = text.text_of, self._log.token_ids
+        self._on_stopped, self._on_error = on_stopped, on_error
+        return self._take
 
-        def take(output_index: int, token_id: int, now: float) -> None:
-            try:
-                if output_index != len(token_ids) and text.num_known(output_index):
-                    return
-                append(token_id, text_of(token_id))
-                last_at, self._last_output_at = self._last_output_at, now
-                if last_at is not None:
-                    observe(now - last_at)
-                if text.is_stopped:
-                    self._log.finish(types_pb2.FINISH_REASON_STOP)
-                    on_stopped()
-            except Exception as error:
-                on_error(error)
-
-        return take
+    def _take(self, output_index: int, token_id: int, now: float) -> None:
+        """Runs for every token of every stream: what costs is each call, and far more all the
+        memory that it touches, which is cold by the time of the next step."""
+        try:
+            log = self._log
+            if output_index != len(log.token_ids) and self._text.num_known(output_index):
+                return
+            log.append(token_id, self._text_of(token_id))
+            last_at, self._last_output_at = self._last_output_at, now
+            if last_at is not None:
+                self._gaps.observe(now - last_at)
+            if self._may_stop and self._text.is_stopped:
+                log.finish(types_pb2.FINISH_REASON_STOP)
+                self._on_stopped()
+        except Exception as error:
+            self._on_error(error)
 
     def _count_time(self, now: float) -> None:
         if self._last_output_at is not None:
-            self._pace.metrics.itl.observe(now - self._last_output_at)
+            self._gaps.observe(now - self._last_output_at)
         elif self.index == 0:
             self._pace.metrics.ttft.observe(now - self._pace.received_at)
         self._last_output_at = now

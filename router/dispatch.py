@@ -290,7 +290,7 @@ class Attempt:
 
     async def _wait_for_prefill_report(self) -> None:
         """Decode's stream may overtake prefill's, which alone says how much was cached there."""
-        if self._placement.prefill is None:
+        if self._placement.prefill is None or self._prefill_reported.is_set():
             return
         try:
             async with asyncio.timeout(_PREFILL_REPORT_TIMEOUT_S):

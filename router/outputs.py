@@ -60,7 +60,9 @@ class ChoiceLog:
         "_followers",
         "_log",
         "_logprobs",
+        "_pushed",
         "_rest",
+        "_write",
         "finish_reason",
         "is_finished",
         "texts",
@@ -77,6 +79,8 @@ class ChoiceLog:
         self._followers = log.followers
         self._logprobs: list[types_pb2.TokenLogprobs] = []
         self._rest = ""
+        self._pushed: Follower | None = None
+        self._write: WriteText | None = None
 
     @property
     def num_pieces(self) -> int:
@@ -95,18 +99,25 @@ class ChoiceLog:
 
         The last one is shown to followers when `finish` is called, right after this.
         """
+        if is_last:
+            self.end_pushing()
         self.token_ids.append(token_id)
         if logprobs is not None:
             self._logprobs.append(logprobs)
         if not self.texts:
             self._log.note_first_token()
         self.texts.append(text)
-        if not is_last:
+        write = self._write
+        if write is not None:
+            if text:
+                self._write_now(write, text)
+        elif not is_last:
             for follower in self._followers:
                 follower.wake()
 
     def append_text(self, text: str) -> None:
         """Adds a piece of text that has no tokens of this model."""
+        self.end_pushing()
         if not self.texts:
             self._log.note_first_token()
         self.texts.append(text)
@@ -114,10 +125,34 @@ class ChoiceLog:
 
     def finish(self, reason: types_pb2.FinishReason.ValueType, rest: str = "") -> None:
         """No more tokens will come; `rest` is text that comes after all tokens' text."""
+        self.end_pushing()
         self.finish_reason = reason
         self.is_finished = True
         self._rest = rest
         self._log.notify()
+
+    def push_to(self, follower: Follower, write: WriteText) -> None:
+        """Has each further token's text written for `follower`, which is the only one and has
+        read all that is there. It is not asked again until `end_pushing`."""
+        self._pushed, self._write = follower, write
+
+    def end_pushing(self) -> None:
+        """The follower takes what comes from now on; a no-op when nothing is pushed."""
+        if self._pushed is not None:
+            self._pushed.has_read(self.num_pieces)
+            self._pushed = self._write = None
+
+    def _write_now(self, write: WriteText, text: str) -> None:
+        follower = self._pushed
+        assert follower is not None
+        try:
+            if write(text):
+                return
+        except Exception as error:  # the client's connection has failed, not the request
+            follower.has_failed(error)
+        else:
+            follower.has_enough()
+        self.end_pushing()
 
     def since(self, num_sent: int) -> Chunk:
         """What a follower that has `num_sent` pieces gets next: MAX_TOKENS_PER_CHUNK at most."""
@@ -183,12 +218,14 @@ class OutputLog:
 
     def fail(self, error: Exception) -> None:
         """Followers raise `error` after the tokens that are there; the first one counts."""
+        self._end_pushing()
         self.error = self.error or error
         self.notify()
 
     @contextmanager
     def follow(self) -> Iterator[Follower]:
         """A follower from the first token on; it counts while the context is open."""
+        self._end_pushing()
         follower = Follower(self)
         self.followers.add(follower)
         try:
@@ -205,6 +242,10 @@ class OutputLog:
         """Something new can be read."""
         for follower in self.followers:
             follower.wake()
+
+    def _end_pushing(self) -> None:
+        for choice in self.choices:
+            choice.end_pushing()
 
 
 WriteText = Callable[[str], bool]
@@ -272,13 +313,18 @@ class Follower:
         self._idle_since = None
         try:
             if self._open and len(self.log.choices) == 1 and self._push():
+                if self._write_text is not None and len(self.log.followers) == 1:
+                    self._open[0].choice.push_to(self, self._write_text)
                 await self._wait()
         finally:
+            if len(self.log.followers) == 1:
+                self.log.choices[0].end_pushing()
             self._write_text = self._write_tokens = None
             self._idle_since = time.monotonic()
 
     def fail(self, error: Exception) -> None:
         """`next` raises `error` after what is there; the request goes on."""
+        self.log.choices[0].end_pushing()
         self._error = error
         self.wake()
 
@@ -297,6 +343,20 @@ class Follower:
                 waiter.set_result(None)
         except Exception as error:  # the client's connection has failed, not the request
             waiter.set_exception(error)
+
+    def has_read(self, num_pieces: int) -> None:
+        """So many pieces have been written for it."""
+        self._open[0].num_sent = num_pieces
+
+    def has_enough(self) -> None:
+        """It wants no more pushed for now."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def has_failed(self, error: Exception) -> None:
+        """Nothing can be written for it: what pushes raises `error`."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
 
     def _push(self) -> bool:
         """Writes what is there. Whether more may be pushed later."""

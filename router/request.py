@@ -35,6 +35,7 @@ from router.quotas import Charge
 from router.request_spans import attempt_span, end_request
 from router.tenants import Tenant
 from router.validate import (
+    ModelLimits,
     ResolvedRequest,
     check_request,
     complete_request,
@@ -94,6 +95,8 @@ class RequestRun:
         self._received_at = time.monotonic()
         self._worker_wait_s = shared.worker_wait_s
         self._route = inference_pb2.Route()
+        self._prompt = worker_pb2.Dispatch()
+        """What every dispatch says of the prompt's tokens: to list them takes long, to copy not."""
         self._is_prompt_counted = False
 
     async def run(self) -> None:
@@ -120,12 +123,17 @@ class RequestRun:
         limits = self._shared.current_limits()
         check_request(self._request, limits)
         token_ids = await self._tokenize(limits.max_model_len)
-        complete = partial(
-            complete_request, self._request, token_ids, limits, self._shared.rng.getrandbits(63)
-        )
+        complete = partial(self._complete, token_ids, limits, self._shared.rng.getrandbits(63))
         if len(token_ids) <= _IDS_AT_ONCE:
             return complete()
         return await asyncio.to_thread(complete)
+
+    def _complete(
+        self, token_ids: Sequence[int], limits: ModelLimits, drawn_seed: int
+    ) -> ResolvedRequest:
+        resolved = complete_request(self._request, token_ids, limits, drawn_seed)
+        self._prompt.prompt_token_ids.extend(token_ids)
+        return resolved
 
     async def _tokenize(self, max_tokens: int) -> list[int]:
         request, tokenizer = self._request, self._shared.tokenizer
@@ -309,13 +317,14 @@ class RequestRun:
             self._worker_wait_s -= loop.time() - began_at
 
     def _dispatch(self, resolved: ResolvedRequest, branch: _Branch) -> worker_pb2.Dispatch:
-        sampling = replace(resolved.sampling, seed=branch.seed)
+        sampling = resolved.sampling
+        if sampling.seed != branch.seed:
+            sampling = replace(sampling, seed=branch.seed)
         wants_prompt = resolved.prompt_logprobs is not None and not self.log.prompt_logprobs
-        return worker_pb2.Dispatch(
+        dispatch = worker_pb2.Dispatch(
             request_id=branch.worker_request_id,
             attempt=branch.num_attempts,
             router_id=self._shared.router_id,
-            prompt_token_ids=resolved.prompt_token_ids,
             output_token_ids=branch.choices[0].token_ids,
             sampling=sampling.to_proto(),
             eos_token_ids=sampling.eos_token_ids,
@@ -325,6 +334,8 @@ class RequestRun:
             prompt_logprobs=resolved.prompt_logprobs if wants_prompt else None,
             stream_id=self._shared.stream_ids.take(len(branch.choices)),
         )
+        dispatch.MergeFrom(self._prompt)
+        return dispatch
 
     def _outcome(self, usage: inference_pb2.Usage) -> Outcome:
         total_s = time.monotonic() - self._received_at

@@ -50,9 +50,10 @@ async def answer(call: Call, job: Job, form: Format, table: RequestTable, timeou
 
 async def _reply(call: Call, job: Job, form: Format, followers: Sequence[Follower]) -> None:
     if job.is_stream:
+        stream = _Stream(call, job, form, followers)
         with call.while_connected():
-            last = await _Stream(call, job, form, followers).write()
-        await call.send_event(last, is_last=True)
+            last = await stream.write()
+        await stream.send(last, is_last=True)
     else:
         with call.while_connected():
             prompts = await _together([_whole(follower) for follower in followers])
@@ -74,34 +75,39 @@ class _Stream:
         """Sends everything but the last events, which it returns."""
         pumps = [self._pump(prompt, follower) for prompt, follower in enumerate(self._followers)]
         try:
-            await _together(pumps)
+            last = b"".join(await _together(pumps))
         except Exception as error:
             if not self._is_started:
                 raise
             return event(to_http(error, self._job.names, self._call.request_id).body)
         if not self._job.includes_usage:
-            return DONE
+            return last + DONE
         outcomes = [item.log.outcome for item in self._followers if item.log.outcome is not None]
-        return self._form.usage_event(outcomes) + DONE
+        return last + self._form.usage_event(outcomes) + DONE
 
-    async def _pump(self, prompt: int, follower: Follower) -> None:
+    async def send(self, data: bytes, *, is_last: bool = False) -> None:
+        """Headers wait for the first event: until then a failure has a status of its own."""
+        if not self._is_started:
+            async with self._start_lock:
+                if not self._is_started:
+                    await self._call.start_events(data, is_last=is_last)
+                    self._is_started = True
+                    return
+        await self._call.send_event(data, is_last=is_last)
+
+    async def _pump(self, prompt: int, follower: Follower) -> bytes:
+        """Sends the events of one prompt. The last one of a lone prompt is returned instead."""
         while (chunk := await follower.next()) is not None:
             data = self._form.chunk_event(prompt, chunk, follower.log)
             if not data:
                 continue
-            # Headers wait for the first token: until then a failure has a status of its own.
-            if not self._is_started:
-                await self._start()
-            await self._call.send_event(data)
+            if follower.is_at_end and len(self._followers) == 1:
+                return data
+            await self.send(data)
             if not chunk.finish_reason and not self._job.wants_logprobs:
                 text_event = self._form.text_event(prompt, chunk.choice)
                 await follower.push_text(self._call.text_writer(text_event))
-
-    async def _start(self) -> None:
-        async with self._start_lock:
-            if not self._is_started:
-                await self._call.start_events()
-                self._is_started = True
+        return b""
 
 
 async def _together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

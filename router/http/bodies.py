@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -20,7 +21,7 @@ class WriteBatch:
     """
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[RequestResponseCycle, bytes]] = []
+        self.waiting: list[tuple[asyncio.Transport, bytes]] = []
         """In order. Who adds the first one calls `schedule`."""
 
     def schedule(self) -> None:
@@ -31,14 +32,68 @@ class WriteBatch:
         """Sends what waits."""
         waiting = self.waiting.copy()
         self.waiting.clear()
-        for cycle, data in waiting:
-            if cycle.disconnected:
+        for transport, data in waiting:
+            if transport.is_closing():
                 continue
             try:
-                cycle.transport.write(data)
+                transport.write(data)
             except Exception:  # others wait behind it
                 logger.exception("a response cannot be written")
-                cycle.transport.abort()
+                transport.abort()
+
+
+class _TextWriter:
+    """All that the texts of one response need, in one place: memory that each token touches."""
+
+    __slots__ = ("_after", "_batch", "_before", "_flow", "_num_bytes", "_transport", "_waiting")
+
+    def __init__(
+        self, cycle: RequestResponseCycle, batch: WriteBatch, before: bytes, after: bytes
+    ) -> None:
+        self._transport = cycle.transport
+        self._flow = cycle.flow
+        self._batch = batch
+        self._waiting = batch.waiting
+        self._before = before
+        self._after = after
+        self._num_bytes = len(before) + len(after)
+
+    def write_chunk(self, text: str) -> bool:
+        data = orjson.dumps(text)
+        waiting = self._waiting
+        if not waiting:
+            self._batch.schedule()
+        num_bytes = self._num_bytes - 2 + len(data)  # without the line's end behind a chunk
+        chunk = b"%x\r\n%b%b%b" % (num_bytes, self._before, data, self._after)
+        waiting.append((self._transport, chunk))
+        return not self._flow.write_paused
+
+    def write_bare(self, text: str) -> bool:
+        if not self._waiting:
+            self._batch.schedule()
+        data = b"%b%b%b" % (self._before, orjson.dumps(text), self._after)
+        self._waiting.append((self._transport, data))
+        return not self._flow.write_paused
+
+
+class _OneWrite:
+    """Stands for a transport while what is written goes on together."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def flush(self) -> None:
+        if self._parts and not self._transport.is_closing():
+            self._transport.write(b"".join(self._parts))
+        self._parts.clear()
 
 
 _NO_END = 1 << 62
@@ -83,33 +138,25 @@ class ChunkedBody:
         if not self._is_chunked:
             self._cycle.chunked_encoding = False
 
+    @contextmanager
+    def in_one_write(self) -> Iterator[None]:
+        """What ASGI's `send` writes in here goes to the client in one piece."""
+        cycle, transport = self._cycle, self._cycle.transport
+        cycle.transport = joined = _OneWrite(transport)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            cycle.transport = transport
+            joined.flush()
+
     def text_writer(self, before: bytes, after: bytes) -> Callable[[str], bool]:
         """Sends a text as JSON between `before` and `after`, soon; it runs for every token.
 
         It returns False when the client does not keep up: ASGI's `send` waits until it does.
         """
-        cycle, flow, dumps = self._cycle, self._flow, orjson.dumps
-        waiting, schedule = self._batch.waiting, self._batch.schedule
-        num_bytes = len(before) + len(after)
-        if not self._is_chunked:
-
-            def write_bare(text: str) -> bool:
-                if not waiting:
-                    schedule()
-                waiting.append((cycle, b"%b%b%b" % (before, dumps(text), after)))
-                return not flow.write_paused
-
-            return write_bare
-        after += b"\r\n"
-
-        def write(text: str) -> bool:
-            data = dumps(text)
-            if not waiting:
-                schedule()
-            waiting.append((cycle, b"%x\r\n%b%b%b" % (num_bytes + len(data), before, data, after)))
-            return not flow.write_paused
-
-        return write
+        if self._is_chunked:
+            return _TextWriter(self._cycle, self._batch, before, after + b"\r\n").write_chunk
+        return _TextWriter(self._cycle, self._batch, before, after).write_bare
 
     def flush(self, num_bytes: int, *, is_last: bool) -> None:
         """To be called before ASGI's `send` of so many bytes, so that all keeps its order."""

@@ -171,12 +171,15 @@ class Call:
         """Sends an error response."""
         await self.reply(error.status, orjson.dumps(error.body), headers=error.headers)
 
-    async def start_events(self) -> None:
-        """Begins a response of server-sent events."""
+    async def start_events(self, first: bytes, *, is_last: bool = False) -> None:
+        """Begins a response of server-sent events with `first`, in one piece."""
         self.status = 200
-        self.scope["baton.body"].begin()
+        body: ChunkedBody = self.scope["baton.body"]
+        body.begin()
         headers = [*_STREAM_HEADERS, (b"x-request-id", self.request_id.encode())]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        with body.in_one_write():
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self.send_event(first, is_last=is_last)
 
     def text_writer(self, event: tuple[bytes, bytes]) -> Callable[[str], bool]:
         """Sends events that bring a text between two byte strings, each without waiting.

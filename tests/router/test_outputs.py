@@ -220,6 +220,39 @@ async def test_text_is_pushed_in_the_moment_in_which_it_comes():
     assert written == ["ab", "c", "d"]
 
 
+async def test_a_second_follower_ends_nothing_for_the_first():
+    log, written = OutputLog(), []
+    task = await pushing(log, lambda text: written.append(text) or True)
+    log.choices[0].append(1, "a")
+    second = asyncio.ensure_future(read_all(log))
+    await asyncio.sleep(0)
+    log.choices[0].append(2, "b")
+    log.choices[0].append_text("c")
+    assert written == ["a", "b", "c"]
+    end(log)
+    assert (await task).text == "!"
+    assert [chunk.text for chunk in await second] == ["a", "bc!"]
+
+
+async def test_a_client_that_keeps_up_again_goes_on_where_it_was():
+    log, written = OutputLog(), []
+
+    async def follow():
+        with log.follow() as follower:
+            await follower.push_text(lambda text: written.append(text))
+            taken = await follower.next()
+            await follower.push_text(lambda text: written.append(text) or True)
+            return taken, await follower.next()
+
+    task = asyncio.ensure_future(follow())
+    for token_id, text in enumerate(["a", "b", "", "c", "d"]):
+        log.choices[0].append(token_id, text)
+        await asyncio.sleep(0)
+    end(log)
+    taken, last = await task
+    assert "".join([written[0], taken.text, *written[1:], last.text]) == "abcd!"
+
+
 async def test_nothing_is_pushed_to_a_client_that_does_not_keep_up():
     log, written = OutputLog(), []
     task = await pushing(log, lambda text: written.append(text))

@@ -322,7 +322,9 @@ class Dispatch(_message.Message):
     traceparent: _builtins.str
     """W3C Trace Context: the span that the worker's own go below; empty: no trace."""
     @_builtins.property
-    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of fixed size: long prompts are copied and sent as one piece of memory."""
+
     @_builtins.property
     def output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that earlier attempts have already given to the client."""

@@ -7,10 +7,12 @@ from router.http.bodies import ChunkedBody, WriteBatch
 
 
 def cycle(written, name="", *, write_paused=False, http_version="1.1"):
-    transport = SimpleNamespace(write=lambda data: written.append((name, data)))
+    transport = SimpleNamespace(
+        write=lambda data: written.append((name, data)), is_closing=lambda: False
+    )
     flow = SimpleNamespace(write_paused=write_paused)
     scope = {"http_version": http_version}
-    return SimpleNamespace(transport=transport, flow=flow, scope=scope, disconnected=False)
+    return SimpleNamespace(transport=transport, flow=flow, scope=scope)
 
 
 async def test_what_many_bodies_send_in_one_turn_is_written_together_and_in_order():
@@ -57,7 +59,7 @@ async def test_a_client_that_is_gone_gets_nothing():
     written, batch = [], WriteBatch()
     subject = cycle(written)
     ChunkedBody(subject, batch).text_writer(b"", b"")("1")
-    subject.disconnected = True
+    subject.transport.is_closing = lambda: True
     await asyncio.sleep(0)
     assert written == []
 
@@ -73,8 +75,31 @@ async def test_a_connection_that_fails_keeps_nobody_else_from_writing():
 
     written, batch, aborted = [], WriteBatch(), []
     broken = cycle([])
-    broken.transport = SimpleNamespace(write=fail, abort=lambda: aborted.append(True))
+    broken.transport.write, broken.transport.abort = fail, lambda: aborted.append(True)
     for subject in (broken, cycle(written)):
         ChunkedBody(subject, batch).text_writer(b"", b"")("1")
     await asyncio.sleep(0)
     assert (len(written), aborted) == (1, [True])
+
+
+def test_what_is_sent_in_one_write_goes_in_one_piece():
+    written = []
+    subject = cycle(written)
+    transport = subject.transport
+    transport.close = lambda: written.append("closed")
+    with ChunkedBody(subject, WriteBatch()).in_one_write():
+        subject.transport.write(b"head ")
+        subject.transport.write(b"first")
+        subject.transport.close()
+        assert written == [("", b"head first"), "closed"]
+    assert written == [("", b"head first"), "closed"]
+    assert subject.transport is transport
+
+
+def test_a_client_that_is_gone_gets_no_head():
+    written = []
+    subject = cycle(written)
+    subject.transport.is_closing = lambda: True
+    with ChunkedBody(subject, WriteBatch()).in_one_write():
+        subject.transport.write(b"head")
+    assert written == []

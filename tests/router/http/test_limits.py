@@ -150,6 +150,7 @@ async def test_a_client_that_never_reads_is_given_up_after_its_deadline(serve, m
         "headers": [(b"x-request-timeout", b"0.2")],
         "baton.body": SimpleNamespace(
             begin=lambda: None,
+            in_one_write=contextlib.nullcontext,
             flush=lambda num_bytes, is_last: None,
             is_asked=True,
             is_lost=False,

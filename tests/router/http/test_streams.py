@@ -52,6 +52,17 @@ async def test_the_role_comes_once_and_the_reason_last(serve):
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+async def test_an_answer_of_one_token_is_whole_before_the_connection_ends(serve):
+    request = {"prompt": "Where?", "max_tokens": 1, "stream": True}
+    async with serve() as s:
+        response = await s.http.post(
+            "/v1/completions", json=request, headers={"connection": "close"}
+        )
+    first, done = events(response.text)
+    assert (json.loads(first)["choices"][0]["text"], done) == ("P", "[DONE]")
+    assert response.headers["connection"] == "close"
+
+
 async def test_choices_and_prompts_stream_side_by_side(serve):
     async with serve() as s:
         texts, _ = await joined(await s.complete(["a", "b"], n=2, stream=True))
