@@ -23,7 +23,7 @@ _STATUS_TIMEOUT_S = 2.0
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Errors leave as core.errors; the server's interceptor puts them on the wire."""
+    """Errors leave as core.errors; the server puts them on the wire."""
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from router.grpc_server.frames import ErrorCode, Http2Error
 from router.grpc_server.head import RESPONSE, NotGrpc, read_head, trailers
 from router.grpc_server.http2 import Headers, Http2, Stream, encode_headers
 from router.grpc_server.messages import Refused
+from router.grpc_server.outbox import Outbox, SendBatch
 
 logger = logging.getLogger(__name__)
 
@@ -24,33 +25,8 @@ KEEPALIVE_TIMEOUT_S = 10.0
 _LINGER_S = 1.0
 """For clients to leave, and to say that they go on reading."""
 
-_MAX_BATCH_BYTES = 1 << 18
-"""More does not wait for the turn's end, so that a client which reads slowly is noticed."""
-
 _RESPONSE = encode_headers(RESPONSE)
 _OK = encode_headers(trailers(grpc.StatusCode.OK))
-
-
-class SendBatch:
-    """Connections with something to send, which they do at the end of the loop's turn.
-
-    So a client gets the tokens of all its streams in one system call, and nothing is computed
-    between one client's and the next one's.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: list[Connection] = []
-
-    def add(self, connection: Connection) -> None:
-        """Has `connection` flushed when the turn ends."""
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._waiting.append(connection)
-
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for connection in waiting:
-            connection.flush()
 
 
 @dataclass
@@ -76,27 +52,20 @@ class Connection(asyncio.Protocol):
         self._shared = shared
         self._calls: dict[int, Call] = {}
         """By stream id."""
-        self._out: list[bytes] = []
-        self._num_out_bytes = 0
         self._room: asyncio.Future[None] | None = None
         """Waits until the client may take more."""
         self._is_write_paused = False
         self._is_heard = False
         self._is_going_away = False
         self._is_closed = False
-        self._num_written_bytes = 0
-        """Of everything, since the beginning."""
-        self._num_unsent_bytes = 0
-        """Of these, which waited here at the last look."""
-        self._num_taken_bytes = 0
-        """Of these, which did not."""
 
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._shared.connections.add(self)
-        self._http2 = Http2(self, self._send)
+        self._outbox = Outbox(self._transport, self._shared.batch)
+        self._http2 = Http2(self, self._outbox.send)
         self._timer = self._later(KEEPALIVE_S, self._ask_for_life)
         if self._shared.is_stopping:
             self.go_away()
@@ -241,14 +210,6 @@ class Connection(asyncio.Protocol):
 
     # What the server calls.
 
-    def flush(self) -> None:
-        """Sends what waits."""
-        out, self._out, self._num_out_bytes = self._out, [], 0
-        if out and not self._is_closed and not self._transport.is_closing():
-            data = b"".join(out)
-            self._num_written_bytes += len(data)
-            self._transport.write(data)
-
     def go_away(self) -> None:
         """Takes no new call; the connection ends with the last one."""
         if not self._is_going_away:
@@ -264,14 +225,6 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Cuts the connection."""
         self._transport.abort()
-
-    def _send(self, data: bytes) -> None:
-        if not self._out:
-            self._shared.batch.add(self)
-        self._out.append(data)
-        self._num_out_bytes += len(data)
-        if self._num_out_bytes >= _MAX_BATCH_BYTES:
-            self.flush()
 
     def _send_end(self, stream: Stream, end: End, *, is_begun: bool) -> None:
         if end.code is grpc.StatusCode.OK and is_begun:
@@ -294,16 +247,15 @@ class Connection(asyncio.Protocol):
         if self._is_closed:
             return
         self._drop_calls()
-        self.flush()
         self._is_closed = True
+        self._outbox.close()
         self._timer.cancel()
         if not self._transport.is_closing():
-            self._transport.write_eof()
             self._timer = self._later(_LINGER_S, self._leave)
 
     def _leave(self) -> None:
         """Unless the client still takes what has been sent."""
-        if self._has_taken():
+        if self._outbox.has_taken():
             self._timer = self._later(_LINGER_S, self._leave)
         else:
             self._transport.abort()
@@ -316,17 +268,8 @@ class Connection(asyncio.Protocol):
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
         self._is_heard = False
-        self._num_unsent_bytes = self._transport.get_write_buffer_size()
-        self._num_taken_bytes = self._num_written_bytes - self._num_unsent_bytes
+        self._outbox.look()
         return asyncio.get_running_loop().call_later(delay_s, call)
-
-    def _has_taken(self) -> bool:
-        """Whether the client has read something since the last look.
-
-        It has if the system, which could take no more then, has taken more since.
-        """
-        num_bytes = self._num_written_bytes - self._transport.get_write_buffer_size()
-        return self._num_unsent_bytes > 0 and num_bytes > self._num_taken_bytes
 
     def _ask_for_life(self) -> None:
         if self._is_heard:
@@ -337,7 +280,7 @@ class Connection(asyncio.Protocol):
 
     def _look_for_life(self) -> None:
         # One that reads slowly is not heard while it does.
-        if self._is_heard or self._has_taken():
+        if self._is_heard or self._outbox.has_taken():
             self._timer = self._later(KEEPALIVE_S, self._ask_for_life)
         else:
             logger.info("a client is gone: it does not answer pings")

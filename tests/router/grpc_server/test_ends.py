@@ -192,7 +192,8 @@ async def test_a_client_that_reads_nothing_holds_no_more_than_a_few_buffers(serv
     async with serve() as s, s.raw(window=(1 << 31) - 1 - 65_535) as raw:
         raw.send(call("Write", b"100000 10000"))
         await wait_for(lambda: s.connection._is_write_paused)
-        waiting = s.connection._transport.get_write_buffer_size() + len(s.connection._out)
+        waiting = s.connection._transport.get_write_buffer_size()
+        waiting += s.connection._outbox._num_out_bytes
         assert waiting < 1 << 20
         assert (await raw.until(Kind.DATA))[3].startswith(message(b"0".ljust(10_000))[:10])
 
