@@ -83,7 +83,7 @@ def _ready_s(up: UpConfig) -> float:
 def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long to watch [20]")
-    parser.add_argument("--starts", type=int, default=5, help="of a worker of each model [5]")
+    parser.add_argument("--starts", type=int, default=5, help="of each model's worker; 0: none [5]")
     parser.add_argument("--model", help=f"folder or hub name [{MODEL_NAME}; starts: {NAME}, too]")
     parser.add_argument(
         "--kv-transport", choices=[AUTO, *TRANSPORTS], default=AUTO, help="[as `baton up`]"
@@ -93,7 +93,8 @@ def main() -> int:
     model = args.model or str(fetch(default_folder()))
     models = {Path(model).name: model} | ({} if args.model else {NAME: str(small_model())})
     up = UpConfig(model, num_prefill=0, kv_transport=args.kv_transport)
-    report_starts(reporter, models, up, args.starts)
+    if args.starts > 0:
+        report_starts(reporter, models, up, args.starts)
     with (
         local_stack("--model", model, "--kv-transport", args.kv_transport) as stack,
         BatonClient(stack.address) as client,
