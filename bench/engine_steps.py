@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -59,23 +58,17 @@ def draw_prompts(case: Case, vocab_size: int, draw: random.Random) -> list[list[
 class EngineSubject:
     """Baton's engine with the parts that a pod puts around the model."""
 
-    def __init__(
-        self, folder: Path, dtype: str, num_threads: int, cpu_kernels: str, clock: Clock
-    ) -> None:
+    def __init__(self, config: EngineConfig, clock: Clock) -> None:
+        """`config` says what is measured; the sizes of the cases are set here."""
         self._clock = clock
         began_at = clock()
-        self.engine = load_engine(
-            EngineConfig(
-                model=folder,
-                dtype=dtype,
-                num_threads=num_threads,
-                cpu_kernels=cpu_kernels,
-                num_gpu_blocks_override=NUM_BLOCKS,
-                max_model_len=MAX_MODEL_LEN,
-                long_prefill_token_threshold=MAX_MODEL_LEN,
-            ),
-            lambda message: None,
+        sized = replace(
+            config,
+            num_gpu_blocks_override=NUM_BLOCKS,
+            max_model_len=MAX_MODEL_LEN,
+            long_prefill_token_threshold=MAX_MODEL_LEN,
         )
+        self.engine = load_engine(sized, lambda message: None)
         self.load_s = self._clock() - began_at
         # Memory that nobody has written takes no room in caches.
         self.engine.kv_cache.data.normal_()

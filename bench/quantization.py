@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from bench.prompt_logits import divergence, prompt_logits
-from bench.quantized_checkpoints import GptqOptions, Recipe, awq, fp8, gptq, write_quantized
+from bench.quantized_checkpoints import GptqOptions, Recipe, awq, fp8, gptq, packed, write_quantized
 from bench.report import Reporter, argument_parser
 from core.model_folder import ModelFolder
 from core.tokenizer import Tokenizer
@@ -30,6 +30,7 @@ RECIPES: Mapping[str, tuple[Recipe, str]] = {
     "awq, groups of 64": (awq(64), "<= 0.5"),
     "gptq, groups of 64": (gptq(GptqOptions(group_size=64)), "<= 0.5"),
     "gptq, 8 bits": (gptq(GptqOptions(num_bits=8, group_size=64)), "<= 0.01"),
+    "compressed-tensors, groups of 64": (packed(group_size=64), "<= 1.0"),
     "fp8, one scale": (fp8(), "<= 0.05"),
     "fp8, blocks of 128": (fp8((128, 128)), "<= 0.05"),
 }

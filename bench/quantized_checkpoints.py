@@ -16,12 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 
-Floats = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int64]
+from bench.quantized_rounding import (
+    Floats,
+    halves,
+    pack_columns,
+    to_integers,
+    to_scaled,
+    values,
+)
+
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -75,13 +81,14 @@ def awq(group_size: int = 128) -> Recipe:
 
     def quantize(weight: Floats, seed: int) -> Written:
         del seed
-        codes, scales, zeros = _to_integers(weight, 4, np.arange(weight.shape[1]) // group_size)
+        groups = np.arange(weight.shape[1]) // group_size
+        codes, scales, zeros = to_integers(weight, 4, groups)
         tensors = {
-            "qweight": _pack_columns(codes.T, 4, _AWQ_ORDER),
-            "qzeros": _pack_columns(zeros.T, 4, _AWQ_ORDER),
-            "scales": _halves(scales.T),
+            "qweight": pack_columns(codes.T, 4, _AWQ_ORDER),
+            "qzeros": pack_columns(zeros.T, 4, _AWQ_ORDER),
+            "scales": halves(scales.T),
         }
-        return Written(tensors, _values(codes, scales, zeros, group_size))
+        return Written(tensors, values(codes, scales, zeros, groups))
 
     return Recipe(
         {
@@ -121,16 +128,15 @@ def gptq(options: GptqOptions) -> Recipe:
         if options.order != "none":
             rng = np.random.default_rng(seed if options.order == "own" else num_inputs)
             groups = rng.permutation(groups)
-        codes, scales, zeros = _to_integers(weight, options.num_bits, groups, options.is_symmetric)
+        codes, scales, zeros = to_integers(weight, options.num_bits, groups, options.is_symmetric)
         stored_zeros = zeros - 1 if options.version == "gptq" else zeros
         tensors = {
-            "qweight": _pack_columns(codes, options.num_bits).T.contiguous(),
-            "qzeros": _pack_columns(stored_zeros.T, options.num_bits),
-            "scales": _halves(scales.T),
+            "qweight": pack_columns(codes, options.num_bits).T.contiguous(),
+            "qzeros": pack_columns(stored_zeros.T, options.num_bits),
+            "scales": halves(scales.T),
             "g_idx": torch.from_numpy(groups.astype(np.int32)),
         }
-        values = (codes - zeros[:, groups]) * scales[:, groups]
-        return Written(tensors, values.astype(np.float32))
+        return Written(tensors, values(codes, scales, zeros, groups))
 
     return Recipe(
         {
@@ -152,7 +158,7 @@ def fp8(block: tuple[int, int] | None = None) -> Recipe:
     def quantize(weight: Floats, seed: int) -> Written:
         del seed
         rows, columns = block or weight.shape
-        stored, scales = _to_scaled(weight, rows, columns, torch.float8_e4m3fn)
+        stored, scales = to_scaled(weight, rows, columns, torch.float8_e4m3fn)
         if block is not None:
             return _scaled(stored, scales, block, {"weight_scale_inv": scales})
         one = {"weight_scale": scales.reshape(()), "input_scale": torch.tensor(0.125)}
@@ -164,89 +170,63 @@ def fp8(block: tuple[int, int] | None = None) -> Recipe:
     return Recipe(config, quantize)
 
 
+def packed(
+    num_bits: int = 4, group_size: int = 128, is_symmetric: bool = True, has_order: bool = False
+) -> Recipe:
+    """compressed-tensors in 4 or 8 bits, packed in words; groups may be of scattered inputs."""
+
+    def quantize(weight: Floats, seed: int) -> Written:
+        groups = np.arange(weight.shape[1]) // group_size
+        if has_order:
+            groups = np.random.default_rng(seed).permutation(groups)
+        codes, scales, zeros = to_integers(weight, num_bits, groups, is_symmetric)
+        tensors = {
+            "weight_packed": pack_columns(codes, num_bits),
+            "weight_scale": halves(scales),
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if not is_symmetric:
+            tensors["weight_zero_point"] = pack_columns(zeros.T, num_bits).T.contiguous()
+        if has_order:
+            tensors["weight_g_idx"] = torch.from_numpy(groups.astype(np.int32))
+        return Written(tensors, values(codes, scales, zeros, groups))
+
+    weights = {
+        "num_bits": num_bits,
+        "type": "int",
+        "symmetric": is_symmetric,
+        "strategy": "group",
+        "group_size": group_size,
+        "actorder": "group" if has_order else None,
+    }
+    return _compressed_tensors("pack-quantized", weights, quantize)
+
+
 def compressed(type_: str = "float") -> Recipe:
     """compressed-tensors in 8 bits, "float" or "int", with a scale for each output."""
     dtype = torch.float8_e4m3fn if type_ == "float" else torch.int8
 
     def quantize(weight: Floats, seed: int) -> Written:
         del seed
-        stored, scales = _to_scaled(weight, 1, weight.shape[1], dtype)
+        stored, scales = to_scaled(weight, 1, weight.shape[1], dtype)
         return _scaled(stored, scales, (1, weight.shape[1]), {"weight_scale": scales})
 
     weights = {"num_bits": 8, "type": type_, "symmetric": True, "strategy": "channel"}
+    return _compressed_tensors(f"{type_}-quantized", weights, quantize)
+
+
+def _compressed_tensors(
+    format_: str, weights: Mapping[str, Any], quantize: Callable[[Floats, int], Written]
+) -> Recipe:
     return Recipe(
         {
             "quant_method": "compressed-tensors",
-            "format": f"{type_}-quantized",
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "format": format_,
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": dict(weights)}},
             "ignore": ["lm_head"],
         },
         quantize,
     )
-
-
-def _to_integers(
-    weight: Floats, num_bits: int, groups: Integers, is_symmetric: bool = False
-) -> tuple[Integers, Floats, Integers]:
-    """Codes [out, in], scales and zeros [out, groups]; weight = (code - zero) * scale."""
-    largest = (1 << num_bits) - 1
-    num_groups = int(groups.max()) + 1
-    scales = np.empty((len(weight), num_groups), np.float32)
-    zeros = np.empty((len(weight), num_groups), np.int64)
-    for group in range(num_groups):
-        members = weight[:, groups == group]
-        low, high = np.minimum(members.min(1), 0), np.maximum(members.max(1), 0)
-        if is_symmetric:
-            high = np.maximum(high, -low)
-            low = -high
-        # Checkpoints have scales in float16.
-        scale = ((high - low) / largest).astype(np.float16).astype(np.float32)
-        scales[:, group] = np.maximum(scale, np.float32(2**-14))
-        zeros[:, group] = np.round(-low / scales[:, group])
-        if is_symmetric:
-            zeros[:, group] = (largest + 1) // 2
-    # Version 1 of GPTQ's format cannot write a zero point of 0.
-    zeros = np.clip(zeros, 1, largest)
-    codes = np.round(weight / scales[:, groups]) + zeros[:, groups]
-    return np.clip(codes, 0, largest).astype(np.int64), scales, zeros
-
-
-def _values(codes: Integers, scales: Floats, zeros: Integers, group_size: int) -> Floats:
-    groups = np.arange(codes.shape[1]) // group_size
-    return ((codes - zeros[:, groups]) * scales[:, groups]).astype(np.float32)
-
-
-def _pack_columns(
-    integers: Integers, num_bits: int, order: tuple[int, ...] | None = None
-) -> torch.Tensor:
-    """int32 [rows, columns * bits / 32]: the i-th bits of a word are those of its order[i]-th
-    column."""
-    per_word = 32 // num_bits
-    packed = np.zeros((len(integers), integers.shape[1] // per_word), np.uint32)
-    for place, column in enumerate(order or range(per_word)):
-        packed |= integers[:, column::per_word].astype(np.uint32) << np.uint32(place * num_bits)
-    return torch.from_numpy(packed.view(np.int32))
-
-
-def _halves(scales: Floats) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(scales)).half()
-
-
-def _to_scaled(
-    weight: Floats, rows: int, columns: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight in `dtype`, and a float32 scale for each block of `rows` and `columns`."""
-    largest = 127.0 if dtype == torch.int8 else 448.0
-    values = torch.from_numpy(weight)
-    stored = torch.empty(values.shape, dtype=dtype)
-    scales = torch.empty(-(-len(values) // rows), -(-values.shape[1] // columns))
-    for i in range(scales.shape[0]):
-        for j in range(scales.shape[1]):
-            block = (slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns))
-            scales[i, j] = values[block].abs().max() / largest
-            scaled = values[block] / scales[i, j]
-            stored[block] = (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
-    return stored, scales
 
 
 def _scaled(

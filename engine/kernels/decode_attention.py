@@ -13,14 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.tiles import (
-    E4M3_SCALE,
-    MIN_DOT,
-    AttentionShape,
-    from_e4m3,
-    key_rows,
-    softmax_step,
-)
+from engine.kernels.tiles import MIN_DOT, AttentionShape, score_tile, softmax_step
 
 _MAX_SPLITS = 64
 _PROGRAMS_PER_PROCESSOR = 2
@@ -90,7 +83,6 @@ def decode_kernel(
         other=0.0,
     )
     key_ptr = cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
-    value_ptr = key_ptr + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
     row_table_ptr = table_ptr + row.to(tl.int64) * table_stride
     weighted = tl.zeros([TILE_GROUP, TILE_DIM], tl.float32)
     maxima = tl.full([TILE_GROUP], float("-inf"), tl.float32)
@@ -98,22 +90,23 @@ def decode_kernel(
     for start in range(begin, end, TILE_KEYS):
         positions = start + keys
         is_read = positions < end
-        rows = key_rows(row_table_ptr, positions, is_read, block_stride, BLOCK_SIZE, HEAD_DIM)
-        offsets = rows[:, None] + dims[None]
-        mask = is_read[:, None] & (dims < HEAD_DIM)[None]
-        tile_keys = tl.load(key_ptr + offsets, mask=mask, other=0)
-        values = tl.load(value_ptr + offsets, mask=mask, other=0)
-        if IS_FP8:
-            scales = key_rows(row_table_ptr, positions, is_read, scale_stride, BLOCK_SIZE, 1)
-            scales += kv_head * BLOCK_SIZE
-            key_scales = tl.load(scale_ptr + scales, mask=is_read, other=0.0) * E4M3_SCALE
-            scales += NUM_KV_HEADS * BLOCK_SIZE
-            value_scales = tl.load(scale_ptr + scales, mask=is_read, other=0.0) * E4M3_SCALE
-            tile_keys = from_e4m3(tile_keys).to(query.dtype)
-            values = (from_e4m3(values).to(tl.float32) * value_scales[:, None]).to(query.dtype)
-        scores = tl.dot(query, tile_keys.T, input_precision="tf32x3") * scale_log2
-        if IS_FP8:
-            scores *= key_scales[None]
+        scores, values = score_tile(
+            query,
+            key_ptr,
+            scale_ptr,
+            kv_head,
+            row_table_ptr,
+            positions,
+            is_read,
+            scale_log2,
+            block_stride,
+            scale_stride,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            TILE_DIM,
+            IS_FP8,
+        )
         scores = tl.where(is_read[None], scores, float("-inf"))
         weighted, maxima, sums = softmax_step(scores, values, weighted, maxima, sums)
     results = row.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head_rows

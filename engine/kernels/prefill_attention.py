@@ -13,13 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.tiles import (
-    E4M3_SCALE,
-    AttentionShape,
-    from_e4m3,
-    key_rows,
-    softmax_step,
-)
+from engine.kernels.tiles import AttentionShape, score_tile, softmax_step
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,6 @@ def prefill_kernel(
         other=0.0,
     )
     key_ptr = cache_ptr + kv_head * (BLOCK_SIZE * HEAD_DIM)
-    value_ptr = key_ptr + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
     row_table_ptr = table_ptr + chunk.to(tl.int64) * table_stride
     positions = start + tokens
     end = start + tl.minimum(first_token + TILE_ROWS // TILE_GROUP, num_tokens)
@@ -131,24 +124,23 @@ def prefill_kernel(
     for first_key in range(begin, end, TILE_KEYS):
         key_positions = first_key + keys
         is_read = key_positions < end
-        key_offsets = key_rows(
-            row_table_ptr, key_positions, is_read, block_stride, BLOCK_SIZE, HEAD_DIM
+        scores, values = score_tile(
+            query,
+            key_ptr,
+            scale_ptr,
+            kv_head,
+            row_table_ptr,
+            key_positions,
+            is_read,
+            scale_log2,
+            block_stride,
+            scale_stride,
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            TILE_DIM,
+            IS_FP8,
         )
-        offsets = key_offsets[:, None] + dims[None]
-        mask = is_read[:, None] & (dims < HEAD_DIM)[None]
-        tile_keys = tl.load(key_ptr + offsets, mask=mask, other=0)
-        values = tl.load(value_ptr + offsets, mask=mask, other=0)
-        if IS_FP8:
-            scales = key_rows(row_table_ptr, key_positions, is_read, scale_stride, BLOCK_SIZE, 1)
-            scales += kv_head * BLOCK_SIZE
-            key_scales = tl.load(scale_ptr + scales, mask=is_read, other=0.0) * E4M3_SCALE
-            scales += NUM_KV_HEADS * BLOCK_SIZE
-            value_scales = tl.load(scale_ptr + scales, mask=is_read, other=0.0) * E4M3_SCALE
-            tile_keys = from_e4m3(tile_keys).to(query.dtype)
-            values = (from_e4m3(values).to(tl.float32) * value_scales[:, None]).to(query.dtype)
-        scores = tl.dot(query, tile_keys.T, input_precision="tf32x3") * scale_log2
-        if IS_FP8:
-            scores *= key_scales[None]
         is_seen = key_positions[None] <= positions[:, None]
         if WINDOW:
             is_seen &= key_positions[None] > positions[:, None] - WINDOW

@@ -1,4 +1,5 @@
-"""What attention kernels share: sizes of tiles, rows of the paged cache, the online softmax.
+"""What attention kernels share: sizes of tiles, a tile's scores and values out of the paged
+cache, the online softmax.
 
 Online softmax: Milakov and Gimelshein (arXiv 1805.02867); in tiles: Dao et al.,
 FlashAttention (arXiv 2205.14135), algorithm 1.
@@ -101,6 +102,49 @@ def to_e4m3(numbers):
     tiny = shifted.to(tl.uint32, bitcast=True) - 0x46800000
     rounded = tl.where(magnitude < 0x3C800000, tiny, tl.minimum(normal, 0x7E))
     return (rounded | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def score_tile(
+    query,
+    key_ptr,
+    scale_ptr,
+    kv_head,
+    table_ptr,
+    positions,
+    is_read,
+    scale_log2,
+    block_stride,
+    scale_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_DIM: tl.constexpr,
+    IS_FP8: tl.constexpr,
+):
+    """Scores [rows, keys] of one tile of keys, as powers of two, and their values [keys, dims].
+
+    `key_ptr`: the keys of `kv_head` in the first block; `scale_ptr`: the scales of all KV heads
+    there, of no use without IS_FP8. A key that is not read is all zeros, and so is its score.
+    """
+    dims = tl.arange(0, TILE_DIM)
+    rows = key_rows(table_ptr, positions, is_read, block_stride, BLOCK_SIZE, HEAD_DIM)
+    offsets = rows[:, None] + dims[None]
+    mask = is_read[:, None] & (dims < HEAD_DIM)[None]
+    keys = tl.load(key_ptr + offsets, mask=mask, other=0)
+    values = tl.load(key_ptr + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM + offsets, mask=mask, other=0)
+    if IS_FP8:
+        rows = key_rows(table_ptr, positions, is_read, scale_stride, BLOCK_SIZE, 1)
+        rows += kv_head * BLOCK_SIZE
+        key_scales = tl.load(scale_ptr + rows, mask=is_read, other=0.0) * E4M3_SCALE
+        rows += NUM_KV_HEADS * BLOCK_SIZE
+        value_scales = tl.load(scale_ptr + rows, mask=is_read, other=0.0) * E4M3_SCALE
+        keys = from_e4m3(keys).to(query.dtype)
+        values = (from_e4m3(values).to(tl.float32) * value_scales[:, None]).to(query.dtype)
+    scores = tl.dot(query, keys.T, input_precision="tf32x3") * scale_log2
+    if IS_FP8:
+        scores *= key_scales[None]
+    return scores, values
 
 
 @triton.jit

@@ -11,7 +11,13 @@ from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from core.errors import StartupError
-from engine.quantization.formats import AwqFormat, CheckpointFormat, GptqFormat, ScaledFormat
+from engine.quantization.formats import (
+    AwqFormat,
+    CheckpointFormat,
+    GptqFormat,
+    PackedFormat,
+    ScaledFormat,
+)
 from engine.quantization.known_fields import (
     OF_ALL,
     OF_AWQ,
@@ -149,16 +155,33 @@ def _fp8(fields: _Fields) -> CheckpointFormat:
 
 
 def _compressed(fields: _Fields) -> CheckpointFormat:
-    fields.one_of("format", ("float-quantized", "int-quantized", "naive-quantized"), None)
+    scaled = ("float-quantized", "int-quantized", "naive-quantized")
+    is_packed = fields.one_of("format", (*scaled, "pack-quantized"), None) == "pack-quantized"
     fields.empty("kv_cache_scheme", "sparsity_config", "transform_config")
-    found = {_scaled(weights) for weights in fields.objects("config_groups", "weights")}
+    read = _packed if is_packed else _scaled
+    found = {read(weights) for weights in fields.objects("config_groups", "weights")}
     if len(found) != 1:
         raise fields.error("config_groups", f"of {len(found)} schemes", "one for all weights")
     fields.done(OF_ALL | OF_COMPRESSED)
     return found.pop()
 
 
-def _scaled(weights: _Fields) -> ScaledFormat:
+def _packed(weights: _Fields) -> CheckpointFormat:
+    weights.one_of("type", ("int",), None)
+    weights.one_of("dynamic", (False,), False)
+    # Which input is in which group, a tensor tells.
+    weights.one_of("actorder", ("group", "dynamic", "weight", "static"), "static")
+    strategy = weights.one_of("strategy", ("group", "channel"), None)
+    found = PackedFormat(
+        num_bits=weights.one_of("num_bits", (4, 8), None),
+        group_size=weights.group_size() if strategy == "group" else -1,
+        has_zeros=not weights.one_of("symmetric", (True, False), True),
+    )
+    weights.done(OF_COMPRESSED_WEIGHTS)
+    return found
+
+
+def _scaled(weights: _Fields) -> CheckpointFormat:
     weights.one_of("num_bits", (8,), None)
     weights.one_of("type", ("float", "int"), None)
     weights.one_of("symmetric", (True,), True)

@@ -2,8 +2,8 @@
 
 AWQ: Lin et al. (arXiv 2306.00978), as AutoAWQ's "gemm" files hold it. GPTQ: Frantar et al.
 (arXiv 2210.17323), as AutoGPTQ and GPTQModel write it. Eight bits with scales: as vLLM,
-transformers and compressed-tensors do. Activations are not quantized, whatever a checkpoint says
-of them: their scales are left alone.
+transformers and compressed-tensors do; packed integers: as compressed-tensors does. Activations
+are not quantized, whatever a checkpoint says of them: their scales are left alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from core.errors import StartupError
-from engine.quantization.unpack import bytes_of, centered, integers_of
+from engine.quantization.unpack import centered, codes_of, integers_of
 from engine.quantization.weight import Code, QuantizedWeight, pack_int4
 
 Tensors = Mapping[str, torch.Tensor]
@@ -101,37 +101,64 @@ class GptqFormat(CheckpointFormat):
         _check(tensors, "scales", num_groups, num_outputs)
         if "bias" in tensors and tensors["bias"].any():
             raise StartupError("bias is not zero, and config.json gives it no place")
-        order = self._order(tensors.get("g_idx"), group_size, num_inputs)
+        order = _sorted_inputs("g_idx", tensors, group_size, num_inputs)
         zeros = integers_of(tensors["qzeros"], self.num_bits).T + int(self.zeros_are_less_one)
         return QuantizedWeight(
-            Code.INT4 if self.num_bits == 4 else Code.INT8,
-            self._codes(tensors["qweight"].T, order),
+            _integer_code(self.num_bits),
+            codes_of(tensors["qweight"].T, self.num_bits, order),
             tensors["scales"].T.contiguous(),
             _unless_all_zero(centered(zeros, self.num_bits)),
             group_size,
             order,
         )
 
-    def _codes(self, words: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
-        """Codes of int32 [out, in * bits / 32]."""
-        if self.num_bits == 4 and order is None:
-            return bytes_of(words)
-        integers = centered(integers_of(words, self.num_bits), self.num_bits)
-        if order is not None:
-            integers = integers[:, order]
-        return pack_int4(integers) if self.num_bits == 4 else integers
 
-    def _order(
-        self, groups: torch.Tensor | None, group_size: int, num_inputs: int
-    ) -> torch.Tensor | None:
-        """Inputs sorted by their groups; None where they are."""
-        in_order = torch.arange(num_inputs) // group_size
-        if groups is None or torch.equal(groups.long(), in_order):
+@dataclass(frozen=True)
+class PackedFormat(CheckpointFormat):
+    """weight_packed [out, in * bits / 32], weight_scale [out, groups], and weight_shape (out, in).
+
+    Zero points, where there are some: weight_zero_point [out * bits / 32, groups]. All integers
+    have the middle of their range added. With weight_g_idx [in], as GPTQ's g_idx.
+    """
+
+    num_bits: int
+    group_size: int
+    """-1: one group."""
+    has_zeros: bool = False
+
+    def needed(self, present: Set[str]) -> Set[str] | None:
+        if "weight_packed" not in present:
             return None
-        order = groups.long().argsort(stable=True)
-        if not torch.equal(groups.long()[order], in_order):
-            raise StartupError(f"g_idx has groups that are not of {group_size} inputs")
-        return order
+        zeros = {"weight_zero_point"} if self.has_zeros else set()
+        always = {"weight_packed", "weight_scale", "weight_shape"}
+        return always | zeros | (present & {"weight_g_idx"})
+
+    def read(self, tensors: Tensors, num_outputs: int, num_inputs: int) -> QuantizedWeight:
+        group_size = _resolved(self.group_size, num_inputs)
+        num_groups = -(-num_inputs // group_size)
+        shape = tensors["weight_shape"].tolist()
+        if shape != [num_outputs, num_inputs]:
+            raise StartupError(
+                f"weight_shape is {shape}, config.json asks for {[num_outputs, num_inputs]}"
+            )
+        _check_fills_words(num_inputs, self.num_bits)
+        _check(tensors, "weight_packed", num_outputs, num_inputs * self.num_bits // 32)
+        _check(tensors, "weight_scale", num_outputs, num_groups)
+        order = _sorted_inputs("weight_g_idx", tensors, group_size, num_inputs)
+        zeros = None
+        if self.has_zeros:
+            _check_fills_words(num_outputs, self.num_bits)
+            _check(tensors, "weight_zero_point", num_outputs * self.num_bits // 32, num_groups)
+            words = tensors["weight_zero_point"].T
+            zeros = _unless_all_zero(centered(integers_of(words, self.num_bits).T, self.num_bits))
+        return QuantizedWeight(
+            _integer_code(self.num_bits),
+            codes_of(tensors["weight_packed"], self.num_bits, order),
+            tensors["weight_scale"].contiguous(),
+            zeros,
+            group_size,
+            order,
+        )
 
 
 @dataclass(frozen=True)
@@ -193,6 +220,26 @@ def _check(tensors: Tensors, name: str, *shape: int) -> None:
 def _check_fills_words(num_integers: int, num_bits: int) -> None:
     if num_integers * num_bits % 32:
         raise StartupError(f"{num_integers} integers of {num_bits} bits do not fill words of 32")
+
+
+def _integer_code(num_bits: int) -> Code:
+    return Code.INT4 if num_bits == 4 else Code.INT8
+
+
+def _sorted_inputs(
+    name: str, tensors: Tensors, group_size: int, num_inputs: int
+) -> torch.Tensor | None:
+    """Inputs sorted by their groups, which the tensor `name` [in] tells; None where they are."""
+    if name not in tensors:
+        return None
+    _check(tensors, name, num_inputs)
+    groups, in_order = tensors[name].long(), torch.arange(num_inputs) // group_size
+    if torch.equal(groups, in_order):
+        return None
+    order = groups.argsort(stable=True)
+    if not torch.equal(groups[order], in_order):
+        raise StartupError(f"{name} has groups that are not of {group_size} inputs")
+    return order
 
 
 def _unless_all_zero(zeros: torch.Tensor) -> torch.Tensor | None:

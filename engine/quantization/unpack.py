@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from core.errors import StartupError
+from engine.quantization.weight import pack_int4
 
 
 def bytes_of(words: torch.Tensor) -> torch.Tensor:
@@ -16,7 +17,9 @@ def bytes_of(words: torch.Tensor) -> torch.Tensor:
         raise StartupError(
             f"packed integers are {words.dtype} {list(words.shape)}, not a matrix of int32"
         )
-    return words.contiguous().view(torch.uint8)
+    # As one row: a single column counts as contiguous with any stride, which a view refuses.
+    in_bytes = words.contiguous().flatten().view(torch.uint8)
+    return in_bytes.view(len(words), 4 * words.shape[1])
 
 
 def integers_of(words: torch.Tensor, num_bits: int) -> torch.Tensor:
@@ -35,3 +38,13 @@ def centered(integers: torch.Tensor, num_bits: int) -> torch.Tensor:
     middle = 1 << (num_bits - 1)
     wrapped = integers & ((1 << num_bits) - 1)
     return (wrapped.to(torch.int16) - middle).to(torch.int8)
+
+
+def codes_of(words: torch.Tensor, num_bits: int, order: torch.Tensor | None) -> torch.Tensor:
+    """Codes of INT4 or INT8 out of int32 [out, in * num_bits / 32], columns in `order`."""
+    if num_bits == 4 and order is None:
+        return bytes_of(words)
+    integers = centered(integers_of(words, num_bits), num_bits)
+    if order is not None:
+        integers = integers[:, order]
+    return pack_int4(integers) if num_bits == 4 else integers

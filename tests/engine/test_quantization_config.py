@@ -8,7 +8,7 @@ import pytest
 
 from core.errors import StartupError
 from engine.quantization.config import checkpoint_format
-from engine.quantization.formats import AwqFormat, GptqFormat, ScaledFormat
+from engine.quantization.formats import AwqFormat, GptqFormat, PackedFormat, ScaledFormat
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "GEMM"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": -1}
@@ -24,6 +24,11 @@ def compressed(weights: dict[str, Any], **fields: Any) -> dict[str, Any]:
         "ignore": ["lm_head"],
         **fields,
     }
+
+
+def pack_quantized(**weights: Any) -> dict[str, Any]:
+    scheme = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+    return compressed(scheme | weights, format="pack-quantized")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +49,9 @@ def compressed(weights: dict[str, Any], **fields: Any) -> dict[str, Any]:
             compressed({"strategy": "block", "block_structure": [128, 128]}),
             ScaledFormat((128, 128)),
         ),
+        (pack_quantized(symmetric=True, actorder="weight"), PackedFormat(4, 128)),
+        (pack_quantized(symmetric=False, actorder="group"), PackedFormat(4, 128, has_zeros=True)),
+        (pack_quantized(num_bits=8, strategy="channel", group_size=None), PackedFormat(8, -1)),
     ],
 )
 def test_supported_configs_are_read(raw: dict[str, Any] | None, expected: object) -> None:
@@ -69,7 +77,15 @@ def test_supported_configs_are_read(raw: dict[str, Any] | None, expected: object
         (GPTQ | {"rotation": "hadamard"}, r"\(gptq\): rotation is not known to this engine"),
         (FP8 | {"fmt": "e5m2"}, r"\(fp8\): fmt 'e5m2' .*supported: e4m3"),
         (FP8 | {"weight_block_size": [128]}, r"weight_block_size \[128\] .*two positive"),
-        (compressed({}, format="pack-quantized"), "format 'pack-quantized' .*float-quantized"),
+        (
+            compressed({}, format="marlin-24"),
+            "format 'marlin-24' .*float-quantized.*pack-quantized",
+        ),
+        (pack_quantized(num_bits=3), "num_bits 3 .*supported: 4, 8"),
+        (pack_quantized(type="float"), "type 'float' .*supported: int"),
+        (pack_quantized(strategy="tensor"), "strategy 'tensor' .*supported: group, channel"),
+        (pack_quantized(group_size=None), "group_size None .*supported: -1 and positive"),
+        (pack_quantized(actorder="random"), "actorder 'random' .*supported: group"),
         (compressed({"num_bits": 4}), "num_bits 4 .*supported: 8"),
         (compressed({"symmetric": False}), "symmetric False .*supported: True"),
         (compressed({}, kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme .*supported: none"),

@@ -16,6 +16,7 @@ from bench.quantized_checkpoints import (
     compressed,
     fp8,
     gptq,
+    packed,
     write_quantized,
 )
 from core.errors import StartupError
@@ -38,9 +39,16 @@ RECIPES: dict[str, Recipe] = {
     "fp8 in blocks": fp8(block=(24, 40)),
     "compressed fp8": compressed("float"),
     "compressed int8": compressed("int"),
+    "compressed int4": packed(group_size=32),
+    "compressed int4, zero points": packed(group_size=32, is_symmetric=False),
+    "compressed int4, order of each its own": packed(group_size=32, has_order=True),
+    "packed int8": packed(num_bits=8, group_size=32, is_symmetric=False, has_order=True),
 }
 MIXED = ("lm_head", "layers.0.self_attn.k_proj", "layers.1.mlp.down_proj")
 """One that is fused with quantized ones, and one that is not."""
+
+
+MIXED_RECIPES = ["awq", "gptq, order of each its own", "fp8 in blocks", "compressed int4"]
 
 
 def write(
@@ -71,7 +79,7 @@ def test_a_checkpoint_gives_the_tokens_of_the_model_that_it_stands_for(
     assert run_prompts(engine, PROMPTS) == expected
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq, order of each its own", "fp8 in blocks"])
+@pytest.mark.parametrize("name", MIXED_RECIPES)
 def test_modules_that_are_not_quantized_stay_so(name: str, kernels: str, tmp_path: Path) -> None:
     model = write(tmp_path, RECIPES[name], MIXED)
     engine = make_engine(tmp_path / "quantized", cpu_kernels=kernels)
@@ -98,6 +106,22 @@ def test_logits_are_those_of_the_model_that_it_stands_for(
         ("gptq", "bits", torch.ones(1), "unexpected tensor .*q_proj.bits"),
         ("fp8", "weight", torch.full((64, 64), torch.nan).to(torch.float8_e4m3fn), "not numbers"),
         ("fp8", "weight", torch.ones(64, 64), "weight has dtype torch.float32, not float8"),
+        ("compressed int4", "weight_shape", torch.tensor([64, 8]), r"weight_shape is \[64, 8\]"),
+        ("compressed int4", "weight_scale", torch.ones(64, 1), r"\[64, 1\], .* asks for \[64, 2\]"),
+        (
+            "compressed int4",
+            "weight_packed",
+            torch.ones(64, 8),
+            "packed integers are torch.float32",
+        ),
+        ("compressed int4", "weight_zero_point", torch.ones(8, 2), "unexpected tensor .*_point"),
+        ("compressed int4, zero points", "weight_zero_point", None, "1 tensors are missing"),
+        (
+            "compressed int4, zero points",
+            "weight_zero_point",
+            torch.ones(64, 2).int(),
+            r"weight_zero_point has shape \[64, 2\], .* asks for \[8, 2\]",
+        ),
         ("fp8 in blocks", "weight_scale_inv", torch.ones(3, 3), r"\[3, 3\], .* asks for \[3, 2\]"),
     ],
 )
