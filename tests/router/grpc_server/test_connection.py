@@ -88,7 +88,7 @@ async def test_a_client_that_says_something_is_not_asked(connected):
     connection, transport = connected
     connection.data_received(frame(Kind.PING, ACK, 0, bytes(8)))
     connection._ask_for_life()
-    connection.flush()
+    connection._outbox.flush()
     assert transport.kinds() == []
 
 
@@ -96,7 +96,7 @@ async def test_a_client_that_answers_stays(connected):
     connection, transport = connected
     connection._ask_for_life()
     connection._ask_for_life()
-    connection.flush()
+    connection._outbox.flush()
     assert transport.kinds() == [Kind.PING]
     connection.data_received(frame(Kind.PING, ACK, 0, bytes(8)))
     connection._look_for_life()
@@ -107,7 +107,7 @@ async def test_a_client_that_does_not_answer_is_cut_off(connected):
     connection, transport = connected
     connection._ask_for_life()
     connection._ask_for_life()
-    connection.flush()
+    connection._outbox.flush()
     # The system takes the ping, whoever is at the other end.
     connection._look_for_life()
     assert transport.is_aborted
