@@ -314,8 +314,7 @@ class Follower:
                     self._open[0].choice.push_to(self, self._write_text)
                 await self._wait()
         finally:
-            if len(self.log.followers) == 1:
-                self.log.choices[0].end_pushing()
+            self.log.choices[0].end_pushing()
             self._write_text = self._write_tokens = None
             self._idle_since = time.monotonic()
 
