@@ -114,7 +114,6 @@ class ChoiceLog:
 
     def append_text(self, text: str) -> None:
         """Adds a piece of text that has no tokens of this model."""
-        self.end_pushing()
         if not self.texts:
             self._log.note_first_token()
         self.texts.append(text)
@@ -122,7 +121,6 @@ class ChoiceLog:
 
     def finish(self, reason: types_pb2.FinishReason.ValueType, rest: str = "") -> None:
         """No more tokens will come; `rest` is text that comes after all tokens' text."""
-        self.end_pushing()
         self.finish_reason = reason
         self.is_finished = True
         self._rest = rest
@@ -215,14 +213,14 @@ class OutputLog:
 
     def fail(self, error: Exception) -> None:
         """Followers raise `error` after the tokens that are there; the first one counts."""
-        self._end_pushing()
         self.error = self.error or error
         self.notify()
 
     @contextmanager
     def follow(self) -> Iterator[Follower]:
         """A follower from the first token on; it counts while the context is open."""
-        self._end_pushing()
+        for choice in self.choices:
+            choice.end_pushing()
         follower = Follower(self)
         self.followers.add(follower)
         try:
@@ -239,10 +237,6 @@ class OutputLog:
         """Something new can be read."""
         for follower in self.followers:
             follower.wake()
-
-    def _end_pushing(self) -> None:
-        for choice in self.choices:
-            choice.end_pushing()
 
 
 WriteText = Callable[[str], bool]
@@ -320,7 +314,6 @@ class Follower:
 
     def fail(self, error: Exception) -> None:
         """`next` raises `error` after what is there; the request goes on."""
-        self.log.choices[0].end_pushing()
         self._error = error
         self.wake()
 
