@@ -29,12 +29,11 @@ _NORMAL_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 
 def may_cut(tokenizer: tokenizers.Tokenizer) -> bool:
     """Whether `cut` leaves this tokenizer's tokens as they are."""
-    definition = json.loads(tokenizer.to_str())
     return (
-        definition["model"]["type"] == "BPE"
-        and (definition["normalizer"] or {}).get("type", "NFC") in _NORMAL_FORMS
-        and _splits_at_cuts(definition["pre_tokenizer"] or {})
-        and not any(_may_cross_cuts(token) for token in definition["added_tokens"])
+        isinstance(tokenizer.model, tokenizers.models.BPE)
+        and _definition(tokenizer.normalizer).get("type", "NFC") in _NORMAL_FORMS
+        and _splits_at_cuts(_definition(tokenizer.pre_tokenizer))
+        and not any(map(_may_cross_cuts, tokenizer.get_added_tokens_decoder().values()))
     )
 
 
@@ -58,6 +57,11 @@ def cut(text: str, num_chars: int) -> list[str]:
     return [*parts, text[start:]]
 
 
+def _definition(part: Any) -> dict[str, Any]:
+    """Of a normalizer or pre-tokenizer, as the tokenizer's file has it; empty without one."""
+    return {} if part is None else dict(json.loads(part.__getstate__()))
+
+
 def _splits_at_cuts(pre_tokenizer: dict[str, Any]) -> bool:
     """Whether words end at cuts: steps that are known split the text before its bytes are
     written as letters."""
@@ -78,6 +82,6 @@ def _is_known(step: dict[str, Any]) -> bool:
     )
 
 
-def _may_cross_cuts(token: dict[str, Any]) -> bool:
+def _may_cross_cuts(token: tokenizers.AddedToken) -> bool:
     """Whether a token that is found before words are may reach over a cut."""
-    return bool(token["rstrip"] or _LETTER_AND_SPACE.search(token["content"]))
+    return bool(token.rstrip or _LETTER_AND_SPACE.search(token.content))

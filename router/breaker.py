@@ -91,7 +91,7 @@ class Breaker:
 
     def allowed(self, links: Sequence[WorkerLink]) -> list[WorkerLink]:
         """Those of one role's `links` that may get a request."""
-        if not any([circuit.ejection_s for circuit in self._circuits.values()]):
+        if not any(circuit.ejection_s for circuit in self._circuits.values()):
             return list(links)
         now = self._clock()
         allowed = [link for link in links if self._circuit(link).takes_requests(now)]

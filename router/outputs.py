@@ -117,7 +117,6 @@ class ChoiceLog:
 
     def append_text(self, text: str) -> None:
         """Adds a piece of text that has no tokens of this model."""
-        self.end_pushing()
         if not self.texts:
             self._log.note_first_token()
         self.texts.append(text)
@@ -125,7 +124,6 @@ class ChoiceLog:
 
     def finish(self, reason: types_pb2.FinishReason.ValueType, rest: str = "") -> None:
         """No more tokens will come; `rest` is text that comes after all tokens' text."""
-        self.end_pushing()
         self.finish_reason = reason
         self.is_finished = True
         self._rest = rest
@@ -218,14 +216,14 @@ class OutputLog:
 
     def fail(self, error: Exception) -> None:
         """Followers raise `error` after the tokens that are there; the first one counts."""
-        self._end_pushing()
         self.error = self.error or error
         self.notify()
 
     @contextmanager
     def follow(self) -> Iterator[Follower]:
         """A follower from the first token on; it counts while the context is open."""
-        self._end_pushing()
+        for choice in self.choices:
+            choice.end_pushing()
         follower = Follower(self)
         self.followers.add(follower)
         try:
@@ -242,10 +240,6 @@ class OutputLog:
         """Something new can be read."""
         for follower in self.followers:
             follower.wake()
-
-    def _end_pushing(self) -> None:
-        for choice in self.choices:
-            choice.end_pushing()
 
 
 WriteText = Callable[[str], bool]
@@ -317,14 +311,12 @@ class Follower:
                     self._open[0].choice.push_to(self, self._write_text)
                 await self._wait()
         finally:
-            if len(self.log.followers) == 1:
-                self.log.choices[0].end_pushing()
+            self.log.choices[0].end_pushing()
             self._write_text = self._write_tokens = None
             self._idle_since = time.monotonic()
 
     def fail(self, error: Exception) -> None:
         """`next` raises `error` after what is there; the request goes on."""
-        self.log.choices[0].end_pushing()
         self._error = error
         self.wake()
 

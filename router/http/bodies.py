@@ -63,8 +63,8 @@ class _TextWriter:
         waiting = self._waiting
         if not waiting:
             self._batch.schedule()
-        num_bytes = self._num_bytes - 2 + len(data)  # without the line's end behind a chunk
-        chunk = b"%x\r\n%b%b%b" % (num_bytes, self._before, data, self._after)
+        num_bytes = self._num_bytes + len(data)
+        chunk = b"%x\r\n%b%b%b\r\n" % (num_bytes, self._before, data, self._after)
         waiting.append((self._transport, chunk))
         return not self._flow.write_paused
 
@@ -154,9 +154,8 @@ class ChunkedBody:
 
         It returns False when the client does not keep up: ASGI's `send` waits until it does.
         """
-        if self._is_chunked:
-            return _TextWriter(self._cycle, self._batch, before, after + b"\r\n").write_chunk
-        return _TextWriter(self._cycle, self._batch, before, after).write_bare
+        writer = _TextWriter(self._cycle, self._batch, before, after)
+        return writer.write_chunk if self._is_chunked else writer.write_bare
 
     def flush(self, num_bytes: int, *, is_last: bool) -> None:
         """To be called before ASGI's `send` of so many bytes, so that all keeps its order."""

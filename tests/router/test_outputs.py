@@ -224,14 +224,25 @@ async def test_a_second_follower_ends_nothing_for_the_first():
     log, written = OutputLog(), []
     task = await pushing(log, lambda text: written.append(text) or True)
     log.choices[0].append(1, "a")
-    second = asyncio.ensure_future(read_all(log))
-    await asyncio.sleep(0)
-    log.choices[0].append(2, "b")
-    log.choices[0].append_text("c")
-    assert written == ["a", "b", "c"]
+    with log.follow() as second:
+        assert (await second.next()).text == "a"
+        waiting = asyncio.ensure_future(second.next())
+        await asyncio.sleep(0)
+        log.choices[0].append(2, "b")
+        assert written == ["a", "b"]
+        assert (await waiting).text == "b"
     end(log)
     assert (await task).text == "!"
-    assert [chunk.text for chunk in await second] == ["a", "bc!"]
+
+
+async def test_another_models_text_is_pushed_once():
+    log, written = OutputLog(), []
+    task = await pushing(log, lambda text: written.append(text) or True)
+    log.choices[0].append_text("a")
+    log.choices[0].append_text("b")
+    assert written == ["a", "b"]
+    end(log)
+    assert (await task).text == "!"
 
 
 async def test_a_client_that_keeps_up_again_goes_on_where_it_was():
