@@ -6,6 +6,7 @@ The stream is the heartbeat: a worker whose stream is alive lives, whatever Redi
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 _MIN_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
+_TOKENS_AT_ONCE = 128
+_OUTPUTS_AT_ONCE = 8
+"""Between so many of a message others have their turn: they take about a millisecond."""
 
 
 class OutputSink(Protocol):
@@ -176,7 +180,7 @@ class WorkerLink:
                     message = await call.read()
                 if not isinstance(message, worker_pb2.WorkerMessage):
                     return await _end_of(call)
-                self._receive(message)
+                await self._receive(message)
         except TimeoutError:
             return f"silent for {self._silence_s:g} s"
         except grpc.RpcError as error:
@@ -190,7 +194,7 @@ class WorkerLink:
             # gRPC leaves the task that reads them alone when the call has failed already.
             outgoing.close()
 
-    def _receive(self, message: worker_pb2.WorkerMessage) -> None:
+    async def _receive(self, message: worker_pb2.WorkerMessage) -> None:
         is_news = not self.is_attached
         if is_news:
             self.is_attached = True
@@ -205,23 +209,28 @@ class WorkerLink:
         if is_news:
             self._on_change()
         if message.HasField("tokens"):
-            self._receive_tokens(message.tokens)
-        for output in message.outputs:
+            await self._receive_tokens(message.tokens)
+        for index, output in enumerate(message.outputs, 1):
             sink = self._sinks.get((output.request_id, output.attempt))
             if sink is not None:
                 sink.on_output(self, output)
+            if index % _OUTPUTS_AT_ONCE == 0:
+                # Requests that begin or end together do not keep other streams waiting.
+                await asyncio.sleep(0)
 
-    def _receive_tokens(self, tokens: worker_pb2.StepTokens) -> None:
+    async def _receive_tokens(self, tokens: worker_pb2.StepTokens) -> None:
         """A step's tokens: this and what it calls run for every token of every stream."""
         now = time.monotonic()
         takers = self._token_takers
-        # Lists, since a message's own fields take longer to go through.
-        for stream_id, output_index, token_id in zip(
-            tokens.stream_ids[:], tokens.output_indexes[:], tokens.token_ids[:], strict=True
-        ):
-            take = takers.get(stream_id)
-            if take is not None:
-                take(output_index, token_id, now)
+        columns = zip(tokens.stream_ids, tokens.output_indexes, tokens.token_ids, strict=True)
+        while part := list(itertools.islice(columns, _TOKENS_AT_ONCE)):
+            for stream_id, output_index, token_id in part:
+                take = takers.get(stream_id)
+                if take is not None:
+                    take(output_index, token_id, now)
+            if len(part) == _TOKENS_AT_ONCE:
+                # Where many streams run, or steps have piled up, others have their turn.
+                await asyncio.sleep(0)
 
     def _lost(self, reason: str, level: int = logging.WARNING) -> None:
         if self.is_attached:
