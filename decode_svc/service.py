@@ -20,7 +20,7 @@ from baton.v1 import (
     types_pb2,
     worker_pb2,
 )
-from core.errors import BatonError, TransferError, Unavailable
+from core.errors import BatonError, HandOffGivenUp, Unavailable
 from core.hashing import block_hashes
 from core.logs import event
 from decode_svc.choices import Choices, check_first_tokens
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 _DISPATCH_WAIT_S = 10.0
 """For a dispatch that prefill knows already: decode may have to connect to prefill first."""
+_ENDED_WAITING = "the request ended while it waited for room"
 
 
 class DecodeService(RoleService):
@@ -147,10 +148,10 @@ class DecodeService(RoleService):
         except asyncio.CancelledError:
             if self._requests.get(key) is request:
                 raise
-            raise TransferError("the request ended while it waited for room") from None
+            raise HandOffGivenUp(_ENDED_WAITING) from None
         entry = self._imports.get(key)
         if entry is None:
-            raise TransferError("the request ended while it waited for room")
+            raise HandOffGivenUp(_ENDED_WAITING)
         request.span.event("room_granted", {"baton.held_blocks": len(entry.held)})
         link = request.peer.link.estimate()
         return kv_transfer_pb2.GrantReply(
@@ -191,7 +192,8 @@ class DecodeService(RoleService):
     def _require(self, key: ImportKey) -> Request:
         request = self._requests.get(key)
         if request is None or request.prefill is None:
-            raise TransferError(f"{key[0]} attempt {key[1]} is not known here")
+            # What decode has told the router of it, a refusal perhaps, counts.
+            raise HandOffGivenUp(f"{key[0]} attempt {key[1]} is not known here")
         return request
 
     def _num_missing_blocks(self, prompt: Sequence) -> int:

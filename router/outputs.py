@@ -117,6 +117,7 @@ class ChoiceLog:
 
     def append_text(self, text: str) -> None:
         """Adds a piece of text that has no tokens of this model."""
+        self.end_pushing()
         if not self.texts:
             self._log.note_first_token()
         self.texts.append(text)
@@ -360,6 +361,8 @@ class Follower:
         if choice.is_finished or self.log.error is not None or self._error is not None:
             return False
         texts = choice.texts
+        if len(texts) - cursor.num_sent > MAX_TOKENS_PER_CHUNK:
+            return False
         num_sent, cursor.num_sent = cursor.num_sent, len(texts)
         text = texts[-1] if len(texts) == num_sent + 1 else "".join(texts[num_sent:])
         if write_text is not None:

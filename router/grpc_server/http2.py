@@ -41,8 +41,11 @@ CONNECTION_WINDOW = 16 << 20
 _DEFAULT_WINDOW = 65_535
 _PING_BYTES = 8
 _MIN_MAX_FRAME_BYTES, _MAX_MAX_FRAME_BYTES = 1 << 14, (1 << 24) - 1
+_HEADER_TABLE_SIZE = 1
 _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE, _MAX_HEADER_LIST_SIZE = 3, 4, 5, 6
 """Settings (6.5.2)."""
+_NO_TABLE = b"\x20"
+"""Before encoded headers: the table that they may enter has no room from now on (RFC 7541, 6.3)."""
 _ENCODER = hpack.Encoder()
 
 
@@ -100,6 +103,8 @@ class Http2:
         """A stream's window is this and its credit, and may be negative (6.9.2)."""
         self.max_frame_bytes = _MIN_MAX_FRAME_BYTES
         """Of what is sent."""
+        self._must_tell_table = False
+        """Whether the next headers are to say how large their table is (RFC 7541, 4.2)."""
         self._listener = listener
         self._send = send
         self._reader = FrameReader()
@@ -147,6 +152,9 @@ class Http2:
     def send_headers(self, stream: Stream, block: bytes, *, is_last: bool = False) -> None:
         """Sends encoded headers; the last ones end the stream, whatever the client still sends."""
         flags = END_HEADERS | END_STREAM if is_last else END_HEADERS
+        if self._must_tell_table:
+            self._must_tell_table = False
+            block = _NO_TABLE + block
         for start in range(0, len(block), self.max_frame_bytes):
             piece = block[start : start + self.max_frame_bytes]
             has_more = start + len(piece) < len(block)
@@ -292,6 +300,9 @@ class Http2:
                 if not _MIN_MAX_FRAME_BYTES <= value <= _MAX_MAX_FRAME_BYTES:
                     raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"frames of {value} bytes")
                 self.max_frame_bytes = value
+            elif name == _HEADER_TABLE_SIZE:
+                # A client that allows less than before asks to be told; all may be.
+                self._must_tell_table = True
         self._send_frame(Kind.SETTINGS, ACK, 0, b"")
         self._listener.on_room()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 _MAX_BATCH_BYTES = 1 << 18
 """More does not wait for the turn's end, so that a client which reads slowly is noticed."""
@@ -68,7 +69,9 @@ class Outbox:
         self.flush()
         self._is_closed = True
         if not self._transport.is_closing():
-            self._transport.write_eof()
+            # The client may have left: asyncio's own loop raises what uvloop keeps to itself.
+            with suppress(OSError):
+                self._transport.write_eof()
 
     def look(self) -> None:
         """Notes how much the client has taken, for `has_taken`."""

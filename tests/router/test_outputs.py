@@ -7,7 +7,7 @@ from baton.v1 import inference_pb2, types_pb2, worker_pb2
 from core.detokenizer import detokenizers
 from core.errors import InternalError, Unavailable
 from router.output_text import OutputText
-from router.outputs import Outcome, OutputLog
+from router.outputs import MAX_TOKENS_PER_CHUNK, Outcome, OutputLog
 from tests.model_folder import EOS_TOKEN_ID, byte_tokenizer
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH
@@ -243,6 +243,26 @@ async def test_another_models_text_is_pushed_once():
     assert written == ["a", "b"]
     end(log)
     assert (await task).text == "!"
+
+
+async def test_another_models_text_waits_for_a_client_that_does_not_keep_up():
+    log, written = OutputLog(), []
+    task = await pushing(log, lambda text: written.append(text))
+    log.choices[0].append_text("a")
+    log.choices[0].append_text("b")
+    end(log)
+    assert (await task).text == "b!"
+    assert written == ["a"]
+
+
+async def test_what_is_too_long_for_a_chunk_is_not_pushed_in_one_piece():
+    log, written = OutputLog(), []
+    for token_id in range(MAX_TOKENS_PER_CHUNK + 1):
+        log.choices[0].append(token_id, "a")
+    with log.follow() as follower:
+        await follower.push_tokens(lambda *chunk: written.append(chunk))
+        assert written == []
+        assert len((await follower.next()).token_ids) == MAX_TOKENS_PER_CHUNK
 
 
 async def test_a_client_that_keeps_up_again_goes_on_where_it_was():

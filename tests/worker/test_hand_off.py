@@ -10,7 +10,13 @@ import grpc
 import pytest
 
 from baton.v1 import kv_transfer_pb2, types_pb2, worker_pb2
-from core.errors import FailedPrecondition, InvalidArgument, Unavailable, from_exception
+from core.errors import (
+    FailedPrecondition,
+    HandOffGivenUp,
+    InvalidArgument,
+    Unavailable,
+    from_exception,
+)
 from decode_svc.service import DecodeService
 from engine.batch import StepResult
 from tests.engine.harness import make_prompt
@@ -50,6 +56,19 @@ async def test_a_request_that_only_prefill_heard_of_ends_with_its_abort(folder: 
         both.abort("half")
         await both.until_idle()
         assert not both.decode.host.service._requests._awaited  # type: ignore[attr-defined]
+
+
+async def test_of_what_decode_does_not_take_prefill_leaves_the_reason_to_decode(
+    folder: Path,
+) -> None:
+    async with pair(folder) as both:
+        both.assign(both.prefill, both.dispatch(make_prompt(40), "refused"))
+        await until(lambda: bool(both.decode.host.service._requests._awaited))  # type: ignore[attr-defined]
+        both.decode.host.service.abort(("refused", 1))
+        await until(lambda: ("refused", 1) in both._results)
+        result = both.result("refused")
+        await result.ended.wait()
+        assert isinstance(result.error, HandOffGivenUp)
 
 
 async def test_a_prompt_in_several_chunks_is_announced_as_it_is_computed(

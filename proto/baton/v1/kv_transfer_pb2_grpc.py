@@ -315,8 +315,8 @@ class KvImportServicer:
     """
 
     def Grant(self, request, context):
-        """P -> D: asks for room for one request. Answers when D has it; the caller's
-        deadline or cancellation withdraws the question.
+        """P -> D: asks for room for one request, of which P may have heard before D. Answers
+        when D has it; the caller's deadline or cancellation withdraws the question.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

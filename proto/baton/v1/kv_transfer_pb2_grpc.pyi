@@ -141,8 +141,8 @@ class KvImportStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KvImportAsyncStub: ...
     Grant: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.GrantRequest, _kv_transfer_pb2.GrantReply]
-    """P -> D: asks for room for one request. Answers when D has it; the caller's
-    deadline or cancellation withdraws the question.
+    """P -> D: asks for room for one request, of which P may have heard before D. Answers
+    when D has it; the caller's deadline or cancellation withdraws the question.
     """
     Announce: _grpc.UnaryUnaryMultiCallable[_kv_transfer_pb2.AnnounceRequest, _kv_transfer_pb2.AnnounceReply]
     """P -> D: blocks that will not change any more, in order."""
@@ -155,8 +155,8 @@ class KvImportAsyncStub(KvImportStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Grant: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.GrantRequest, _kv_transfer_pb2.GrantReply]  # type: ignore[assignment]
-    """P -> D: asks for room for one request. Answers when D has it; the caller's
-    deadline or cancellation withdraws the question.
+    """P -> D: asks for room for one request, of which P may have heard before D. Answers
+    when D has it; the caller's deadline or cancellation withdraws the question.
     """
     Announce: _aio.UnaryUnaryMultiCallable[_kv_transfer_pb2.AnnounceRequest, _kv_transfer_pb2.AnnounceReply]  # type: ignore[assignment]
     """P -> D: blocks that will not change any more, in order."""
@@ -172,8 +172,8 @@ class KvImportServicer(metaclass=_abc_1.ABCMeta):
         request: _kv_transfer_pb2.GrantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_kv_transfer_pb2.GrantReply, _abc.Awaitable[_kv_transfer_pb2.GrantReply]]:
-        """P -> D: asks for room for one request. Answers when D has it; the caller's
-        deadline or cancellation withdraws the question.
+        """P -> D: asks for room for one request, of which P may have heard before D. Answers
+        when D has it; the caller's deadline or cancellation withdraws the question.
         """
 
     @_abc_1.abstractmethod

@@ -239,8 +239,8 @@ class SequenceOutput(_message.Message):
     choice: _builtins.int
     """Which of the dispatch's n sequences, from 0. `error` is about all of them."""
     accepted: _builtins.bool
-    """The assignment is taken, so that load reports tell of it from now on, and prefill
-    may ask decode for it. Nothing else is said in this output.
+    """The assignment is taken, so that load reports tell of it from now on. Nothing else is
+    said in this output.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...

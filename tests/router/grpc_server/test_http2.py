@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import h2.errors
 import h2.events
+import h2.settings
 import pytest
 
 from router.grpc_server import http2
@@ -62,6 +63,15 @@ def test_another_implementation_asks_and_is_answered():
         h2.events.StreamEnded,
     ]
     assert server.http2.streams == {}
+
+
+def test_a_client_that_has_no_room_for_a_table_of_headers_is_told_that_none_is_used():
+    server, client = Server(is_begun=False), h2_client()
+    client.update_settings({h2.settings.SettingCodes.HEADER_TABLE_SIZE: 0})
+    client.send_headers(1, REQUEST)
+    server.http2.receive(client.data_to_send())
+    server.http2.send_headers(server.http2.streams[1], encode_headers([(b":status", b"200")]))
+    assert isinstance(client.receive_data(server.sent())[-1], h2.events.ResponseReceived)
 
 
 def test_an_answer_before_the_request_is_whole_resets_without_an_error():

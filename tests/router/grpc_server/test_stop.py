@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import grpc
 import pytest
 
 from router.grpc_server import connection
-from router.grpc_server.frames import NUMBER, ErrorCode, Kind, frame
-from tests.router.grpc_server.peers import data_frame, headers_frame, message, request_to, room_for
+from router.grpc_server.frames import ACK, NUMBER, ErrorCode, Kind, frame
+from router.grpc_server.server import GrpcServer
+from tests.router.grpc_server.peers import (
+    BEGINNING,
+    data_frame,
+    headers_frame,
+    message,
+    request_to,
+    room_for,
+)
 from tests.router.stack import wait_for
 
 
@@ -50,6 +59,22 @@ async def test_a_second_stop_shortens_the_grace_of_the_first(serve):
         await s.server.stop(0)
         await stopping
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_client_that_leaves_as_the_server_stops_is_no_error_on_asyncios_own_loop():
+    async def leave():
+        server, loop = GrpcServer("127.0.0.1", 0), asyncio.get_running_loop()
+        host, port = (await server.start([])).split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.setblocking(False)
+            await loop.sock_sendall(client, BEGINNING)
+            answer = b""
+            while not answer.endswith(frame(Kind.SETTINGS, ACK, 0, b"")):
+                answer += await loop.sock_recv(client, 1024)
+        await server.stop(0)
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(leave())
 
 
 async def test_a_stopping_server_refuses_new_calls_of_old_clients(serve):
