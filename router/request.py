@@ -114,6 +114,9 @@ class RequestRun:
             self.log.fail(DeadlineExceeded("the request's time is over"))
         except Exception as error:
             self.log.fail(error)
+        finally:
+            # What is remembered of a request is its answer.
+            self._prompt.Clear()
 
     def end_span(self, cancelled: str | None = None) -> None:
         """Ends the request's span; `cancelled`: why nobody wants the request any more."""
