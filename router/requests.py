@@ -22,8 +22,8 @@ from core.api_keys import DEFAULT_TENANT
 from core.errors import AlreadyExists, Cancelled, DeadlineExceeded, Unavailable
 from core.logs import event
 from core.tracing import NO_CONTEXT, TraceContext
+from router.follower import Follower
 from router.generation import Generation
-from router.outputs import Follower
 from router.request import RequestRun
 from router.request_spans import begin_request
 

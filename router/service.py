@@ -13,9 +13,9 @@ from core.model_folder import ModelFolder
 from core.rpc import pod_errors
 from core.tracing import TraceContext
 from router.attach import WorkerLink
+from router.follower import MAX_TOKENS_PER_CHUNK, READ_GRACE_S, Follower, WriteTokens
 from router.generation import Generation
 from router.grpc_server.call import Call
-from router.outputs import MAX_TOKENS_PER_CHUNK, READ_GRACE_S, Follower, WriteTokens
 from router.requests import RequestTable
 from router.validate import check_request_id
 

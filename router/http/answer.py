@@ -7,11 +7,12 @@ from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
+from router.follower import READ_GRACE_S, Follower
 from router.http.call import Call
 from router.http.errors import ClientLeft, to_http
 from router.http.formats import DONE, Format, event
 from router.http.jobs import Job
-from router.outputs import READ_GRACE_S, Chunk, Follower
+from router.outputs import Chunk
 from router.requests import Part, RequestTable, parts_of
 
 T = TypeVar("T")

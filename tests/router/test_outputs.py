@@ -6,8 +6,9 @@ import pytest
 from baton.v1 import inference_pb2, types_pb2, worker_pb2
 from core.detokenizer import detokenizers
 from core.errors import InternalError, Unavailable
+from router.follower import MAX_TOKENS_PER_CHUNK
 from router.output_text import OutputText
-from router.outputs import MAX_TOKENS_PER_CHUNK, Outcome, OutputLog
+from router.outputs import Outcome, OutputLog
 from tests.model_folder import EOS_TOKEN_ID, byte_tokenizer
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH
