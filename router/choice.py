@@ -57,8 +57,8 @@ class Choice:
         self._text_of = self._text.text_of
         self._may_stop = bool(resolved.stop)
         self._gaps = pace.metrics.itl
-        self._on_stopped: Callable[[], None]
-        self._on_error: Callable[[Exception], None]
+        self._on_stopped: Callable[[], None] = _nobody_asks
+        self._on_error: Callable[[Exception], None] = _nobody_asks
 
     @property
     def token_ids(self) -> list[int]:
@@ -92,10 +92,15 @@ class Choice:
     ) -> TakeToken:
         """What takes in single tokens that end nothing by themselves, as `receive` does.
 
-        `on_stopped` is called when a stop string has finished the choice.
+        `on_stopped` is called when a stop string has finished the choice. To be given up with
+        `leave_tokens`.
         """
         self._on_stopped, self._on_error = on_stopped, on_error
         return self._take
+
+    def leave_tokens(self) -> None:
+        """Who took a `token_taker` has no use for it any more, and is not held by it."""
+        self._on_stopped = self._on_error = _nobody_asks
 
     def _take(self, output_index: int, token_id: int, now: float) -> None:
         """Runs for every token of every stream: what costs is each call, and far more all the
@@ -120,3 +125,7 @@ class Choice:
         elif self.index == 0:
             self._pace.metrics.ttft.observe(now - self._pace.received_at)
         self._last_output_at = now
+
+
+def _nobody_asks(_: object = None) -> None:
+    """In the place of what an attempt wants to hear, when there is none."""

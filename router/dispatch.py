@@ -77,10 +77,9 @@ class Attempt:
         self._heard: set[WorkerLink] = set()
         self._key = (dispatch.request_id, dispatch.attempt)
         self._stream_id = dispatch.stream_id
-        self._num_choices = len(choices)
+        self._choices = choices
         self._open = dict(enumerate(choices))
         """Choices that go on, by their number in the dispatch."""
-        self._first_choice = choices[0]
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._prefill_reported = asyncio.Event()
         self._held: list[worker_pb2.SequenceOutput] | None = (
@@ -124,8 +123,10 @@ class Attempt:
             self._ended.cancel()
             if self._given_up is not None:
                 self._given_up.cancel()
-            for number in range(self._num_choices):
+            for number, choice in enumerate(self._choices):
                 placement.decode.leave_tokens(self._stream_id + number)
+                # Or the two would hold each other, and the prompt, until garbage is looked for.
+                choice.leave_tokens()
             for link in placement.links:
                 link.unsubscribe(self._key)
             if self._must_abort or self._open:
@@ -232,7 +233,7 @@ class Attempt:
         if not output.token_ids:
             return
         self._held = None
-        self._first_choice.receive_prompt(self._prompt_logprobs)
+        self._choices[0].receive_prompt(self._prompt_logprobs)
         self._receive(link, output)
         for waiting in held:
             self._receive(self._placement.decode, waiting)

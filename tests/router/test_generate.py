@@ -1,6 +1,7 @@
 """One request through a real router and fake workers."""
 
 import asyncio
+import gc
 
 import grpc
 import pytest
@@ -17,6 +18,7 @@ from core.errors import (
     TransferError,
     Unavailable,
 )
+from router.dispatch import Attempt
 from tests.model_folder import EOS_TOKEN_ID
 from tests.router.fakes import Script
 from tests.router.stack import REPLY, prompt, stack, wait_for
@@ -45,6 +47,17 @@ async def test_an_answer_streams_text_tokens_usage_route_and_timing(serve):
         attempts=1,
     )
     assert 0 < answer.last.timing.ttft_s <= answer.last.timing.total_s < 5
+
+
+async def test_an_attempt_and_its_prompt_are_freed_without_a_search_for_garbage(serve):
+    async with serve() as s:
+        gc.collect()
+        gc.disable()
+        try:
+            await s.ask(prompt("Where?"))
+            await wait_for(lambda: not any(isinstance(o, Attempt) for o in gc.get_objects()))
+        finally:
+            gc.enable()
 
 
 async def test_workers_get_a_complete_dispatch(serve):
