@@ -51,7 +51,9 @@ def attempt(prefill: Link, decode: Link) -> Attempt:
         source=None,
     )
     dispatch = worker_pb2.Dispatch(request_id="r", attempt=1, n=1, stream_id=1)
-    choice = SimpleNamespace(is_finished=False, token_taker=lambda on_stopped, on_error: None)
+    choice = SimpleNamespace(
+        leave_tokens=lambda: None, is_finished=False, token_taker=lambda on_stopped, on_error: None
+    )
     return Attempt(dispatch, placement, [choice], lambda _: None)  # type: ignore[arg-type, list-item]
 
 
