@@ -24,11 +24,20 @@ _UTF_8 = codecs.getincrementaldecoder("utf-8")
 class Detokenizer(Protocol):
     """Text of one growing list of tokens. Special tokens leave none."""
 
+    @property
+    def look(self) -> Callable[[int], str | None]:
+        """Of a token that begins and ends between characters it gives the text, and need not be
+        told to `add`; of others it gives None. It holds until the next `add`."""
+
     def add(self, token_id: int) -> str:
         """Text that `token_id` completes; empty while a character is incomplete."""
 
     def flush(self) -> str:
         """Text of the tokens held back, with U+FFFD for what is no text."""
+
+
+def nothing(token_id: int) -> None:
+    """A `look` that knows no token."""
 
 
 def detokenizers(tokenizer: tokenizers.Tokenizer) -> Callable[[], Detokenizer]:
@@ -76,6 +85,10 @@ class ByteLevelDetokenizer:
         self._decoder = _UTF_8("replace")
         self._is_between_characters = True
 
+    @property
+    def look(self) -> Callable[[int], str | None]:
+        return self._table.__getitem__ if self._is_between_characters else nothing
+
     def add(self, token_id: int) -> str:
         if self._is_between_characters:
             text = self._table[token_id]
@@ -98,6 +111,10 @@ class StreamDetokenizer:
         self._stream = DecodeStream(skip_special_tokens=True)
         self._context: list[int] = []
         self._pending: list[int] = []
+
+    @property
+    def look(self) -> Callable[[int], str | None]:
+        return nothing
 
     def add(self, token_id: int) -> str:
         self._pending.append(token_id)

@@ -40,7 +40,6 @@ from router.fallback import Fallback, FallbackConfig
 from router.generation import Generation
 from router.grpc_server.server import GrpcServer
 from router.http.app import HttpApi
-from router.http.bodies import WriteBatch
 from router.http.protocol import StreamProtocol
 from router.load_exchange import LoadExchange
 from router.local_prefill import LocalPrefillLimit
@@ -55,6 +54,7 @@ from router.routing_metrics import RoutingMetrics
 from router.service import InferenceService
 from router.settings import RouterSettings
 from router.tenant_file import TenantBook
+from router.text_lane import TextBatch
 from router.validate import ModelLimits, check_defaults
 from router.workers import PoolConfig, WorkerPool
 
@@ -298,7 +298,7 @@ def _http(settings: RouterSettings, api: HttpApi) -> HttpServer | None:
     if settings.http_port is None:
         return None
     app = api.asgi(settings.cors_origins.replace(",", " ").split())
-    protocol = partial(StreamProtocol, batch=WriteBatch())
+    protocol = partial(StreamProtocol, batch=TextBatch())
     return HttpServer(app, settings.host, settings.http_port, protocol)
 
 

@@ -30,13 +30,13 @@ class Choice:
         "_gaps",
         "_last_output_at",
         "_log",
+        "_look",
         "_may_stop",
         "_on_error",
         "_on_stopped",
         "_pace",
         "_request_log",
         "_text",
-        "_text_of",
         "index",
     )
 
@@ -54,7 +54,7 @@ class Choice:
         self._pace = pace
         self._last_output_at: float | None = None
         self._text = OutputText(self._log, detokenizer, resolved.stop, resolved.sampling.min_tokens)
-        self._text_of = self._text.text_of
+        self._look = self._text.look
         self._may_stop = bool(resolved.stop)
         self._gaps = pace.metrics.itl
         self._on_stopped: Callable[[], None] = _nobody_asks
@@ -107,17 +107,30 @@ class Choice:
         memory that it touches, which is cold by the time of the next step."""
         try:
             log = self._log
-            if output_index != len(log.token_ids) and self._text.num_known(output_index):
-                return
-            log.append(token_id, self._text_of(token_id))
-            last_at, self._last_output_at = self._last_output_at, now
-            if last_at is not None:
-                self._gaps.observe(now - last_at)
-            if self._may_stop and self._text.is_stopped:
-                log.finish(types_pb2.FINISH_REASON_STOP)
-                self._on_stopped()
+            lane = log.lane
+            if lane is not None and output_index == len(log.token_ids):
+                text = self._look(token_id)
+                if text:
+                    log.push(lane, token_id, text)
+                    last_at, self._last_output_at = self._last_output_at, now
+                    if last_at is not None:
+                        self._gaps.observe(now - last_at)
+                    return
+            self._take_any(output_index, token_id, now)
         except Exception as error:
             self._on_error(error)
+
+    def _take_any(self, output_index: int, token_id: int, now: float) -> None:
+        """`_take` for what may be known already, or has no text of its own, or a stop string."""
+        log = self._log
+        if self._text.num_known(output_index):
+            return
+        log.append(token_id, self._text.text_of(token_id))
+        self._look = self._text.look
+        self._count_time(now)
+        if self._may_stop and self._text.is_stopped:
+            log.finish(types_pb2.FINISH_REASON_STOP)
+            self._on_stopped()
 
     def _count_time(self, now: float) -> None:
         if self._last_output_at is not None:

@@ -169,7 +169,8 @@ def _take(choice: dict[str, Any], log: OutputLog) -> None:
     own = log.choices[choice.get("index", 0)]
     text = choice["delta"].get("content") if "delta" in choice else choice["text"]
     if text:
-        own.append_text(text)
+        # JSON can have halves of surrogate pairs, which are no text.
+        own.append_text(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
     reason = choice.get("finish_reason")
     if reason:
         own.finish(_FINISH_REASONS.get(reason, types_pb2.FINISH_REASON_STOP))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from router.text_lane import TextLane
+
 if TYPE_CHECKING:
     from router.outputs import ChoiceLog, Chunk, OutputLog
 
@@ -17,17 +19,15 @@ MAX_TOKENS_PER_CHUNK = 2048
 READ_GRACE_S = 5.0
 """So long after its deadline a reply waits for a client that does not read."""
 
-WriteText = Callable[[str], bool]
-"""Sends a text that is not empty; returns whether the client takes more at once."""
-
 WriteTokens = Callable[[int, Sequence[int], str], bool]
-"""Sends output index, tokens from there on, and their text; returns as WriteText does."""
+"""Sends output index, tokens from there on, and their text; returns whether the client takes more
+at once."""
 
 
 class Follower:
     """One client's way through an output log: it pulls with `next`, or has tokens pushed to it."""
 
-    __slots__ = ("_error", "_idle_since", "_open", "_waiter", "_write_text", "_write_tokens", "log")
+    __slots__ = ("_error", "_idle_since", "_lane", "_open", "_waiter", "_write_tokens", "log")
 
     def __init__(self, log: OutputLog) -> None:
         self.log = log
@@ -35,7 +35,7 @@ class Follower:
         """Choices of which not all was read; the first has its turn next."""
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._write_text: WriteText | None = None
+        self._lane: TextLane | None = None
         self._write_tokens: WriteTokens | None = None
         self._idle_since: float | None = time.monotonic()
 
@@ -63,18 +63,21 @@ class Follower:
                 return None
             await self._wait()
 
-    async def push_text(self, write: WriteText) -> None:
-        """Gives each token's text to `write` in the moment in which it comes: no task is woken.
+    async def push_text(self, lane: TextLane) -> None:
+        """Sends each token's text down `lane` in the moment in which it comes: no task is woken.
 
-        Returns where `next` has to go on: when `write` says that it wants no more for now, and
-        when the end or an error has come; at once if the request has several choices. Raises
-        what `write` raises.
+        Returns where `next` has to go on: when the lane is full, and when the end or an error
+        has come; at once if the request has several choices.
         """
-        self._write_text = write
-        await self._push_all()
+        self._lane, lane.on_full = lane, self._has_enough
+        try:
+            await self._push_all()
+        finally:
+            lane.on_full = None
 
     async def push_tokens(self, write: WriteTokens) -> None:
-        """As `push_text`, for who wants tokens, too; those without text are written as well."""
+        """As `push_text`, for who wants tokens, too; those without text are written as well.
+        Raises what `write` raises."""
         self._write_tokens = write
         await self._push_all()
 
@@ -82,12 +85,12 @@ class Follower:
         self._idle_since = None
         try:
             if self._open and len(self.log.choices) == 1 and self._push():
-                if self._write_text is not None and len(self.log.followers) == 1:
-                    self._open[0].choice.push_to(self, self._write_text)
+                if self._lane is not None and len(self.log.followers) == 1:
+                    self._open[0].choice.push_to(self, self._lane)
                 await self._wait()
         finally:
             self.log.choices[0].end_pushing()
-            self._write_text = self._write_tokens = None
+            self._lane = self._write_tokens = None
             self._idle_since = time.monotonic()
 
     def fail(self, error: Exception) -> None:
@@ -115,20 +118,16 @@ class Follower:
         """So many pieces have been written for it."""
         self._open[0].num_sent = num_pieces
 
-    def has_enough(self) -> None:
+    def _has_enough(self) -> None:
         """It wants no more pushed for now."""
+        self.log.choices[0].end_pushing()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def has_failed(self, error: Exception) -> None:
-        """Nothing can be written for it: what pushes raises `error`."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(error)
-
     def _push(self) -> bool:
         """Writes what is there. Whether more may be pushed later."""
-        write_text, write_tokens = self._write_text, self._write_tokens
-        if write_text is None and write_tokens is None:
+        lane, write_tokens = self._lane, self._write_tokens
+        if lane is None and write_tokens is None:
             return False
         cursor = self._open[0]
         choice = cursor.choice
@@ -139,8 +138,10 @@ class Follower:
             return False
         num_sent, cursor.num_sent = cursor.num_sent, len(texts)
         text = texts[-1] if len(texts) == num_sent + 1 else "".join(texts[num_sent:])
-        if write_text is not None:
-            return not text or write_text(text)
+        if lane is not None:
+            if text:
+                lane.put(text)
+            return not lane.is_full
         if num_sent == len(texts):
             return True
         token_ids = choice.token_ids

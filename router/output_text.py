@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from baton.v1 import types_pb2, worker_pb2
-from core.detokenizer import Detokenizer
+from core.detokenizer import Detokenizer, nothing
 from core.errors import InternalError
 from core.tokenizer import StopMatcher
 from router.outputs import ChoiceLog
@@ -16,7 +18,15 @@ class OutputText:
     `min_tokens` tokens are out.
     """
 
-    __slots__ = ("_detokenizer", "_log", "_matcher", "_min_tokens", "is_stopped", "text_of")
+    __slots__ = (
+        "_detokenizer",
+        "_has_stop",
+        "_log",
+        "_matcher",
+        "_min_tokens",
+        "is_stopped",
+        "text_of",
+    )
 
     def __init__(
         self, log: ChoiceLog, detokenizer: Detokenizer, stop: tuple[str, ...], min_tokens: int
@@ -25,10 +35,19 @@ class OutputText:
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stop)
         self._min_tokens = min_tokens
+        self._has_stop = bool(stop)
         self.is_stopped = False
         """Whether a stop string has ended the text."""
         self.text_of = self._matched if stop else detokenizer.add
         """The text that a further token completes, less what may become a stop string."""
+
+    @property
+    def look(self) -> Callable[[int], str | None]:
+        """The text of a token that needs nothing else, None for others: see Detokenizer.look.
+
+        It holds until the next token for which it is None.
+        """
+        return nothing if self._has_stop else self._detokenizer.look
 
     def add(self, output: worker_pb2.SequenceOutput) -> bool:
         """Appends what is new in `output`. True when a stop string ends the request.

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.v1 import inference_pb2, types_pb2
-from router.follower import MAX_TOKENS_PER_CHUNK, Follower, WriteText
+from router.follower import MAX_TOKENS_PER_CHUNK, Follower
+from router.text_lane import TextLane
 
 
 class Chunk(NamedTuple):
@@ -56,9 +57,9 @@ class ChoiceLog:
         "_logprobs",
         "_pushed",
         "_rest",
-        "_write",
         "finish_reason",
         "is_finished",
+        "lane",
         "texts",
         "token_ids",
     )
@@ -74,7 +75,8 @@ class ChoiceLog:
         self._logprobs: list[types_pb2.TokenLogprobs] = []
         self._rest = ""
         self._pushed: Follower | None = None
-        self._write: WriteText | None = None
+        self.lane: TextLane | None = None
+        """While it is there, tokens with text and nothing else go to `push`."""
 
     @property
     def num_pieces(self) -> int:
@@ -101,13 +103,18 @@ class ChoiceLog:
         if not self.texts:
             self._log.note_first_token()
         self.texts.append(text)
-        write = self._write
-        if write is not None:
+        if self.lane is not None:
             if text:
-                self._write_now(write, text)
+                self.lane.put(text)
         elif not is_last:
             for follower in self._followers:
                 follower.wake()
+
+    def push(self, lane: TextLane, token_id: int, text: str) -> None:
+        """`append` for a token that is not the last one, while there is a `lane`."""
+        self.token_ids.append(token_id)
+        self.texts.append(text)
+        lane.put(text)
 
     def append_text(self, text: str) -> None:
         """Adds a piece of text that has no tokens of this model."""
@@ -124,28 +131,16 @@ class ChoiceLog:
         self._rest = rest
         self._log.notify()
 
-    def push_to(self, follower: Follower, write: WriteText) -> None:
-        """Has each further token's text written for `follower`, which is the only one and has
-        read all that is there. It is not asked again until `end_pushing`."""
-        self._pushed, self._write = follower, write
+    def push_to(self, follower: Follower, lane: TextLane) -> None:
+        """Has each further token's text sent down `lane` for `follower`, which is the only one
+        and has read all that is there. It is not asked again until `end_pushing`."""
+        self._pushed, self.lane = follower, lane
 
     def end_pushing(self) -> None:
         """The follower takes what comes from now on; a no-op when nothing is pushed."""
         if self._pushed is not None:
             self._pushed.has_read(self.num_pieces)
-            self._pushed = self._write = None
-
-    def _write_now(self, write: WriteText, text: str) -> None:
-        follower = self._pushed
-        assert follower is not None
-        try:
-            if write(text):
-                return
-        except Exception as error:  # the client's connection has failed, not the request
-            follower.has_failed(error)
-        else:
-            follower.has_enough()
-        self.end_pushing()
+            self._pushed = self.lane = None
 
     def since(self, num_sent: int) -> Chunk:
         """What a follower that has `num_sent` pieces gets next: MAX_TOKENS_PER_CHUNK at most."""

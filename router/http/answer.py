@@ -107,7 +107,7 @@ class _Stream:
             await self.send(data)
             if not chunk.finish_reason and not self._job.wants_logprobs:
                 text_event = self._form.text_event(prompt, chunk.choice)
-                await follower.push_text(self._call.text_writer(text_event))
+                await follower.push_text(self._call.text_lane(text_event))
         return b""
 
 

@@ -3,77 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-logger = logging.getLogger(__name__)
+from router.text_lane import TextBatch, TextLane
 
 
-class WriteBatch:
-    """What many responses are to send, written in one go at the end of the loop's turn.
+class _BodyLane(TextLane):
+    """Texts as JSON between two byte strings, as a part of a response's body."""
 
-    One write after the other, with nothing computed between, finds the clients awake: waking
-    a process costs more than the rest of a write.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[asyncio.Transport, bytes]] = []
-        """In order. Who adds the first one calls `schedule`."""
-
-    def schedule(self) -> None:
-        """Has all that waits by then sent when the loop's turn ends."""
-        asyncio.get_running_loop().call_soon(self.flush)
-
-    def flush(self) -> None:
-        """Sends what waits."""
-        waiting = self.waiting.copy()
-        self.waiting.clear()
-        for transport, data in waiting:
-            if transport.is_closing():
-                continue
-            try:
-                transport.write(data)
-            except Exception:  # others wait behind it
-                logger.exception("a response cannot be written")
-                transport.abort()
-
-
-class _TextWriter:
-    """All that the texts of one response need, in one place: memory that each token touches."""
-
-    __slots__ = ("_after", "_batch", "_before", "_flow", "_num_bytes", "_transport", "_waiting")
+    __slots__ = ("_after", "_before", "_flow", "_is_chunked", "_num_bytes", "_transport")
 
     def __init__(
-        self, cycle: RequestResponseCycle, batch: WriteBatch, before: bytes, after: bytes
+        self, cycle: RequestResponseCycle, batch: TextBatch, before: bytes, after: bytes
     ) -> None:
+        super().__init__(batch)
         self._transport = cycle.transport
         self._flow = cycle.flow
-        self._batch = batch
-        self._waiting = batch.waiting
+        self._is_chunked = _is_chunked(cycle)
         self._before = before
         self._after = after
         self._num_bytes = len(before) + len(after)
 
-    def write_chunk(self, text: str) -> bool:
-        data = orjson.dumps(text)
-        waiting = self._waiting
-        if not waiting:
-            self._batch.schedule()
-        num_bytes = self._num_bytes + len(data)
-        chunk = b"%x\r\n%b%b%b\r\n" % (num_bytes, self._before, data, self._after)
-        waiting.append((self._transport, chunk))
-        return not self._flow.write_paused
+    @property
+    def is_full(self) -> bool:
+        return self._flow.write_paused
 
-    def write_bare(self, text: str) -> bool:
-        if not self._waiting:
-            self._batch.schedule()
-        data = b"%b%b%b" % (self._before, orjson.dumps(text), self._after)
-        self._waiting.append((self._transport, data))
-        return not self._flow.write_paused
+    def send(self, text: str) -> None:
+        transport = self._transport
+        if transport.is_closing():
+            return
+        data = orjson.dumps(text)
+        if self._is_chunked:
+            num_bytes = self._num_bytes + len(data)
+            transport.write(b"%x\r\n%b%b%b\r\n" % (num_bytes, self._before, data, self._after))
+        else:
+            transport.write(b"%b%b%b" % (self._before, data, self._after))
+
+    def abort(self) -> None:
+        self._transport.abort()
 
 
 class _OneWrite:
@@ -99,6 +70,11 @@ class _OneWrite:
 _NO_END = 1 << 62
 
 
+def _is_chunked(cycle: RequestResponseCycle) -> bool:
+    """A client of HTTP/1.0 knows no chunks."""
+    return cycle.scope["http_version"] != "1.0"
+
+
 class ChunkedBody:
     """What a request's connection knows that ASGI does not tell, and the body of its response:
     one whose headers have been sent, without a content-length.
@@ -107,11 +83,11 @@ class ChunkedBody:
     end is its end.
     """
 
-    def __init__(self, cycle: RequestResponseCycle, batch: WriteBatch) -> None:
+    def __init__(self, cycle: RequestResponseCycle, batch: TextBatch) -> None:
         self._cycle = cycle
         self._flow = cycle.flow
         self._batch = batch
-        self._is_chunked = cycle.scope["http_version"] != "1.0"
+        self._lane: TextLane | None = None
         self._on_lost: Callable[[], None] | None = None
 
     @property
@@ -135,7 +111,7 @@ class ChunkedBody:
 
     def begin(self) -> None:
         """To be called before the headers are sent."""
-        if not self._is_chunked:
+        if not _is_chunked(self._cycle):
             self._cycle.chunked_encoding = False
 
     @contextmanager
@@ -149,18 +125,23 @@ class ChunkedBody:
             cycle.transport = transport
             joined.flush()
 
-    def text_writer(self, before: bytes, after: bytes) -> Callable[[str], bool]:
-        """Sends a text as JSON between `before` and `after`, soon; it runs for every token.
+    def text_lane(self, before: bytes, after: bytes) -> TextLane:
+        """Sends texts as JSON between `before` and `after`.
 
-        It returns False when the client does not keep up: ASGI's `send` waits until it does.
+        When it is full, ASGI's `send` waits until the client keeps up again.
         """
-        writer = _TextWriter(self._cycle, self._batch, before, after)
-        return writer.write_chunk if self._is_chunked else writer.write_bare
+        self._lane = _BodyLane(self._cycle, self._batch, before, after)
+        return self._lane
+
+    def full(self) -> None:
+        """The client does not keep up."""
+        if self._lane is not None and self._lane.on_full is not None:
+            self._lane.on_full()
 
     def flush(self, num_bytes: int, *, is_last: bool) -> None:
         """To be called before ASGI's `send` of so many bytes, so that all keeps its order."""
         self._batch.flush()
-        if not self._is_chunked:
+        if not _is_chunked(self._cycle):
             # uvicorn counts what has been announced, and nothing has: more than enough is to
             # come, and behind the last part nothing.
             self._cycle.expected_content_length = num_bytes if is_last else _NO_END

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import orjson
@@ -16,6 +16,7 @@ from core.rpc import MAX_REQUEST_BYTES
 from core.tracing import TraceContext
 from router.http.bodies import ChunkedBody
 from router.http.errors import CLIENT_LEFT, ClientLeft, HttpError
+from router.text_lane import TextLane
 from router.validate import check_request_id
 
 MAX_BODY_BYTES = MAX_REQUEST_BYTES
@@ -181,12 +182,10 @@ class Call:
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self.send_event(first, is_last=is_last)
 
-    def text_writer(self, event: tuple[bytes, bytes]) -> Callable[[str], bool]:
-        """Sends events that bring a text between two byte strings, each without waiting.
-
-        It returns False when the next one has to wait.
-        """
-        return self.scope["baton.body"].text_writer(*event)  # type: ignore[no-any-return]
+    def text_lane(self, event: tuple[bytes, bytes]) -> TextLane:
+        """Sends events that bring a text between two byte strings."""
+        body: ChunkedBody = self.scope["baton.body"]
+        return body.text_lane(*event)
 
     async def send_event(self, data: bytes, *, is_last: bool = False) -> None:
         """Sends a part of a stream; waits while the client does not read."""

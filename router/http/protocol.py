@@ -11,8 +11,9 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.http.app import MAX_HEADER_BYTES
-from router.http.bodies import ChunkedBody, WriteBatch
+from router.http.bodies import ChunkedBody
 from router.http.errors import HttpError
+from router.text_lane import TextBatch
 
 HEAD_TIMEOUT_S = 60.0
 """A connection on which no whole head of a request comes for so long is closed."""
@@ -25,7 +26,7 @@ class StreamProtocol(HttpToolsProtocol):
     Ends a connection whose headers do not end; those that do are measured by the application.
     """
 
-    def __init__(self, *args: Any, batch: WriteBatch, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, batch: TextBatch, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = _Parser(self, self)
         self._batch = batch
@@ -52,6 +53,11 @@ class StreamProtocol(HttpToolsProtocol):
                 cycle.message_event.set()
                 cycle.scope["baton.body"].lost()  # type: ignore[typeddict-item]
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        for cycle in self._unanswered:
+            cycle.scope["baton.body"].full()  # type: ignore[typeddict-item]
 
     def data_received(self, data: bytes) -> None:
         self._has_begun = False

@@ -76,6 +76,17 @@ def test_bytes_that_are_no_text_are_not_held_back_for_ever():
     assert "�" in "".join(detokenizer.add(continuation_byte) for _ in range(100))
 
 
+def test_a_look_knows_whole_characters_and_only_between_characters():
+    raw = byte_tokenizer()
+    detokenizer = detokenizers(raw)()
+    a, *emoji = raw.encode("a🙂").ids
+    texts = []
+    for token_id in (a, *emoji, a):
+        known = detokenizer.look(token_id)
+        texts.append((known, detokenizer.add(token_id) if known is None else ""))
+    assert texts == [("a", ""), (None, ""), (None, ""), (None, ""), (None, "🙂"), ("a", "")]
+
+
 def test_special_tokens_leave_no_text():
     detokenizer = detokenizers(byte_tokenizer())()
     assert detokenizer.add(EOS_TOKEN_ID) + detokenizer.flush() == ""

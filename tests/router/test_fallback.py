@@ -166,6 +166,13 @@ async def test_an_answer_that_breaks_off_or_makes_no_sense_is_an_error(serve, co
             await s.ask(prompt())
 
 
+async def test_halves_of_characters_are_no_text(serve):
+    content = events(piece("a\ud800b"), piece("\ud83d\ude42", "stop"), USAGE)
+    async with serve(Endpoint(content)) as s:
+        answer = await s.ask(prompt())
+    assert answer.text == "a\ufffdb🙂"
+
+
 async def test_after_its_first_words_the_break_is_told(serve):
     async with serve(Endpoint(events(piece("Par")))) as s:
         with pytest.raises(Unavailable, match="the fallback broke off; send the request again"):

@@ -10,6 +10,7 @@ from router.follower import MAX_TOKENS_PER_CHUNK
 from router.output_text import OutputText
 from router.outputs import Outcome, OutputLog
 from tests.model_folder import EOS_TOKEN_ID, byte_tokenizer
+from tests.router.recording_lane import RecordingLane
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH
 OUTCOME = Outcome(inference_pb2.Usage(), inference_pb2.Route(), inference_pb2.Timing())
@@ -192,12 +193,12 @@ async def test_a_follower_that_leaves_news_unread_is_told_from_one_that_waits():
     assert log.unread_s(later) == 0.0
 
 
-async def pushing(log, write):
+async def pushing(log, lane):
     """A follower in a task of its own that pushes; it returns the chunk that comes after."""
 
     async def follow():
         with log.follow() as follower:
-            await follower.push_text(write)
+            await follower.push_text(lane)
             return await follower.next()
 
     task = asyncio.ensure_future(follow())
@@ -206,54 +207,56 @@ async def pushing(log, write):
 
 
 async def test_text_is_pushed_in_the_moment_in_which_it_comes():
-    log, written = OutputLog(), []
+    log, lane = OutputLog(), RecordingLane()
     log.choices[0].append(1, "a")
     log.choices[0].append(2, "b")
-    task = await pushing(log, lambda text: written.append(text) or True)
-    assert written == ["ab"]
+    task = await pushing(log, lane)
+    assert lane.sent == ["ab"]
     log.choices[0].append(3, "c")
     log.choices[0].append(4, "")
-    log.choices[0].append(5, "d")
-    assert written == ["ab", "c", "d"]
+    log.choices[0].push(lane, 5, "d")
+    assert lane.sent == ["ab", "c", "d"]
     end(log)
     last = await task
     assert (last.text, last.output_index, last.finish_reason) == ("!", 5, LENGTH)
-    assert written == ["ab", "c", "d"]
+    assert lane.sent == ["ab", "c", "d"]
 
 
 async def test_a_second_follower_ends_nothing_for_the_first():
-    log, written = OutputLog(), []
-    task = await pushing(log, lambda text: written.append(text) or True)
+    log, lane = OutputLog(), RecordingLane()
+    task = await pushing(log, lane)
     log.choices[0].append(1, "a")
     with log.follow() as second:
+        assert log.choices[0].lane is None
         assert (await second.next()).text == "a"
         waiting = asyncio.ensure_future(second.next())
         await asyncio.sleep(0)
         log.choices[0].append(2, "b")
-        assert written == ["a", "b"]
+        assert lane.sent == ["a", "b"]
         assert (await waiting).text == "b"
     end(log)
     assert (await task).text == "!"
 
 
 async def test_another_models_text_is_pushed_once():
-    log, written = OutputLog(), []
-    task = await pushing(log, lambda text: written.append(text) or True)
+    log, lane = OutputLog(), RecordingLane()
+    task = await pushing(log, lane)
     log.choices[0].append_text("a")
     log.choices[0].append_text("b")
-    assert written == ["a", "b"]
+    assert lane.sent == ["a", "b"]
     end(log)
     assert (await task).text == "!"
 
 
 async def test_another_models_text_waits_for_a_client_that_does_not_keep_up():
-    log, written = OutputLog(), []
-    task = await pushing(log, lambda text: written.append(text))
+    log, lane = OutputLog(), RecordingLane()
+    task = await pushing(log, lane)
     log.choices[0].append_text("a")
+    lane.fill()
     log.choices[0].append_text("b")
     end(log)
     assert (await task).text == "b!"
-    assert written == ["a"]
+    assert lane.sent == ["a"]
 
 
 async def test_what_is_too_long_for_a_chunk_is_not_pushed_in_one_piece():
@@ -267,69 +270,84 @@ async def test_what_is_too_long_for_a_chunk_is_not_pushed_in_one_piece():
 
 
 async def test_a_client_that_keeps_up_again_goes_on_where_it_was():
-    log, written = OutputLog(), []
+    log, lane, again = OutputLog(), RecordingLane(), RecordingLane()
 
     async def follow():
         with log.follow() as follower:
-            await follower.push_text(lambda text: written.append(text))
+            await follower.push_text(lane)
             taken = await follower.next()
-            await follower.push_text(lambda text: written.append(text) or True)
+            await follower.push_text(again)
             return taken, await follower.next()
 
     task = asyncio.ensure_future(follow())
+    await asyncio.sleep(0)
     for token_id, text in enumerate(["a", "b", "", "c", "d"]):
         log.choices[0].append(token_id, text)
+        if text == "a":
+            lane.fill()
         await asyncio.sleep(0)
     end(log)
     taken, last = await task
-    assert "".join([written[0], taken.text, *written[1:], last.text]) == "abcd!"
+    assert (lane.sent, taken.text, again.sent, last.text) == (["a"], "b", ["c", "d"], "!")
 
 
 async def test_nothing_is_pushed_to_a_client_that_does_not_keep_up():
-    log, written = OutputLog(), []
-    task = await pushing(log, lambda text: written.append(text))
+    log, lane = OutputLog(), RecordingLane()
+    task = await pushing(log, lane)
     log.choices[0].append(1, "a")
+    lane.fill()
     log.choices[0].append(2, "b")
     log.choices[0].append(3, "c")
     assert (await task).text == "bc"
-    assert written == ["a"]
+    assert lane.sent == ["a"]
+
+
+async def test_a_client_that_did_not_keep_up_before_is_pushed_nothing():
+    log, lane = OutputLog(), RecordingLane()
+    lane.is_full = True
+    task = await pushing(log, lane)
+    assert log.choices[0].lane is None
+    log.choices[0].append(1, "a")
+    assert (await task).text == "a"
 
 
 async def test_a_client_whose_connection_fails_harms_only_itself():
-    def write(text):
+    def write(*chunk):
         raise OSError("gone")
 
     log = OutputLog()
-    task = await pushing(log, write)
-    log.choices[0].append(1, "a")
-    with pytest.raises(OSError, match="gone"):
-        await task
+    with log.follow() as follower:
+        pushed = asyncio.ensure_future(follower.push_tokens(write))
+        await asyncio.sleep(0)
+        log.choices[0].append(1, "a")
+        with pytest.raises(OSError, match="gone"):
+            await pushed
     end(log)
     assert [chunk.text for chunk in await read_all(log)] == ["a!"]
 
 
 async def test_an_error_ends_the_pushing():
-    log, written = OutputLog(), []
-    task = await pushing(log, lambda text: written.append(text) or True)
+    log, lane = OutputLog(), RecordingLane()
+    task = await pushing(log, lane)
     log.choices[0].append(1, "a")
     log.fail(Unavailable("gone"))
     with pytest.raises(Unavailable):
         await task
-    assert written == ["a"]
+    assert (lane.sent, lane.on_full) == (["a"], None)
 
 
 async def test_choices_side_by_side_are_pulled():
-    log, written = OutputLog(2), []
-    task = await pushing(log, written.append)
+    log, lane = OutputLog(2), RecordingLane()
+    task = await pushing(log, lane)
     log.choices[1].append(1, "a")
-    assert ((await task).choice, written) == (1, [])
+    assert ((await task).choice, lane.sent) == (1, [])
 
 
 async def test_the_last_token_and_the_end_come_together():
-    log, written = OutputLog(), []
+    log, lane = OutputLog(), RecordingLane()
     text = output_text(log)
-    task = await pushing(log, lambda text: written.append(text) or True)
+    task = await pushing(log, lane)
     text.add(output(0, A, B, finish_reason=LENGTH))
-    assert written == []
+    assert lane.sent == []
     end(log)
     assert (await task).text == "ab!"

@@ -3,7 +3,8 @@
 import asyncio
 from types import SimpleNamespace
 
-from router.http.bodies import ChunkedBody, WriteBatch
+from router.http.bodies import ChunkedBody
+from router.text_lane import TextBatch
 
 
 def cycle(written, name="", *, write_paused=False, http_version="1.1"):
@@ -16,10 +17,10 @@ def cycle(written, name="", *, write_paused=False, http_version="1.1"):
 
 
 async def test_what_many_bodies_send_in_one_turn_is_written_together_and_in_order():
-    written, batch = [], WriteBatch()
+    written, batch = [], TextBatch()
     bodies = [ChunkedBody(cycle(written, name), batch) for name in "ab"]
     for body in bodies:
-        assert body.text_writer(b"<", b">")('é"')
+        body.text_lane(b"<", b">").put('é"')
     assert written == []
     await asyncio.sleep(0)
     chunk = '7\r\n<"é\\"">\r\n'.encode()
@@ -27,10 +28,10 @@ async def test_what_many_bodies_send_in_one_turn_is_written_together_and_in_orde
 
 
 async def test_flushing_keeps_the_order_before_what_is_sent_another_way():
-    written, batch = [], WriteBatch()
+    written, batch = [], TextBatch()
     subject = cycle(written)
     body = ChunkedBody(subject, batch)
-    body.text_writer(b"", b"")("1")
+    body.text_lane(b"", b"").put("1")
     body.flush(1, is_last=False)
     subject.transport.write(b"2")
     await asyncio.sleep(0)
@@ -40,14 +41,14 @@ async def test_flushing_keeps_the_order_before_what_is_sent_another_way():
 async def test_to_http_1_0_the_text_goes_without_chunks():
     written = []
     subject = cycle(written, http_version="1.0")
-    ChunkedBody(subject, WriteBatch()).text_writer(b"<", b">")("1")
+    ChunkedBody(subject, TextBatch()).text_lane(b"<", b">").put("1")
     await asyncio.sleep(0)
     assert written == [("", b'<"1">')]
 
 
 def test_to_http_1_0_only_the_last_part_ends_the_body():
     subject = cycle([], http_version="1.0")
-    body = ChunkedBody(subject, WriteBatch())
+    body = ChunkedBody(subject, TextBatch())
     body.flush(100, is_last=False)
     body.flush(10, is_last=False)
     assert subject.expected_content_length > 1 << 60  # enough for both, whichever goes first
@@ -56,28 +57,37 @@ def test_to_http_1_0_only_the_last_part_ends_the_body():
 
 
 async def test_a_client_that_is_gone_gets_nothing():
-    written, batch = [], WriteBatch()
+    written, batch = [], TextBatch()
     subject = cycle(written)
-    ChunkedBody(subject, batch).text_writer(b"", b"")("1")
+    ChunkedBody(subject, batch).text_lane(b"", b"").put("1")
     subject.transport.is_closing = lambda: True
     await asyncio.sleep(0)
     assert written == []
 
 
 async def test_a_full_socket_is_told():
-    body = ChunkedBody(cycle([], write_paused=True), WriteBatch())
-    assert not body.text_writer(b"", b"")("1")
+    full = []
+    subject = cycle([], write_paused=True)
+    body = ChunkedBody(subject, TextBatch())
+    body.full()  # nobody sends texts yet
+    lane = body.text_lane(b"", b"")
+    body.full()  # nobody asked
+    lane.on_full = lambda: full.append(True)
+    body.full()
+    assert (lane.is_full, full) == (True, [True])
+    subject.flow.write_paused = False
+    assert not lane.is_full
 
 
 async def test_a_connection_that_fails_keeps_nobody_else_from_writing():
     def fail(data):
         raise RuntimeError("closed")
 
-    written, batch, aborted = [], WriteBatch(), []
+    written, batch, aborted = [], TextBatch(), []
     broken = cycle([])
     broken.transport.write, broken.transport.abort = fail, lambda: aborted.append(True)
     for subject in (broken, cycle(written)):
-        ChunkedBody(subject, batch).text_writer(b"", b"")("1")
+        ChunkedBody(subject, batch).text_lane(b"", b"").put("1")
     await asyncio.sleep(0)
     assert (len(written), aborted) == (1, [True])
 
@@ -87,7 +97,7 @@ def test_what_is_sent_in_one_write_goes_in_one_piece():
     subject = cycle(written)
     transport = subject.transport
     transport.close = lambda: written.append("closed")
-    with ChunkedBody(subject, WriteBatch()).in_one_write():
+    with ChunkedBody(subject, TextBatch()).in_one_write():
         subject.transport.write(b"head ")
         subject.transport.write(b"first")
         subject.transport.close()
@@ -100,6 +110,6 @@ def test_a_client_that_is_gone_gets_no_head():
     written = []
     subject = cycle(written)
     subject.transport.is_closing = lambda: True
-    with ChunkedBody(subject, WriteBatch()).in_one_write():
+    with ChunkedBody(subject, TextBatch()).in_one_write():
         subject.transport.write(b"head")
     assert written == []

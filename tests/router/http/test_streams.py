@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from core.errors import InvalidArgument
+from router.http.protocol import StreamProtocol
 from tests.model_folder import EOS_TOKEN_ID, byte_tokenizer
 from tests.router.fakes import Script
 from tests.router.stack import REPLY, wait_for
@@ -161,3 +162,27 @@ async def test_64_streams_at_once_are_each_whole(serve):
         streams = await asyncio.gather(*(s.chat(str(i), stream=True) for i in range(64)))
         answers = await asyncio.gather(*map(joined, streams))
     assert [texts for texts, _ in answers] == [{0: TEXT}] * 64
+
+
+async def test_a_client_that_does_not_read_gets_the_rest_when_it_does(serve, monkeypatch):
+    connections = []
+    connect = StreamProtocol.connection_made
+    monkeypatch.setattr(
+        StreamProtocol,
+        "connection_made",
+        lambda self, transport: connections.append(self) or connect(self, transport),
+    )
+    async with serve(script=Script(reply=REPLY, num_decode_tokens=3)) as s:
+        stream = await s.complete(stream=True, max_tokens=8)
+        texts = [(await anext(stream)).choices[0].text for _ in range(4)]
+        connections[-1].pause_writing()
+        (decode,) = s.stack.decodes
+        for index in range(4, 8):
+            decode.send(decode.dispatches[0], decode.script_output(decode.dispatches[0], index))
+        (log,) = [entry.run.log for entry in s.stack.router._table._running.values()]
+        await wait_for(lambda: log.num_tokens == 8)
+        assert log.choices[0].lane is None
+        connections[-1].resume_writing()
+        texts += [chunk.choices[0].text async for chunk in stream]
+    # Of those that came meanwhile, the first one waited in ASGI and the others behind it.
+    assert texts == [*TEXT[:5], TEXT[5:8]]
