@@ -3,7 +3,7 @@
     server.GrpcServer -> connection.Connection -> call.Call -> a servicer
                          (one a client)           (its context)
 
-                         connection.Connection -> http2.Http2 -> frames.FrameReader
+                         connection.Connection -> http2.ServerHttp2 -> core.http2.base.Http2
 
 A token's message costs a few microseconds where grpc.aio takes tens: a message that the client
 has room for is one frame of bytes, and what one turn of the event loop produces for a client

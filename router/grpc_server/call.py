@@ -14,10 +14,10 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from core.errors import ERROR_METADATA_KEY, status_of, to_detail
+from core.http2.base import Stream
+from core.http2.messages import PREFIX, MessageReader, Refused
 from core.rpc import MAX_MESSAGE_BYTES, is_cancelled, stray_cancellation, to_own_error
 from router.grpc_server.head import Metadata, RequestHead
-from router.grpc_server.http2 import Stream
-from router.grpc_server.messages import PREFIX, MessageReader, Refused
 
 if TYPE_CHECKING:
     from router.grpc_server.connection import Connection

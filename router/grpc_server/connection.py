@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import grpc
 
+from core.http2.base import Headers, Stream, encode_headers
+from core.http2.frames import ErrorCode, Http2Error
+from core.http2.messages import Refused
 from router.grpc_server.call import Call, End, Method
-from router.grpc_server.frames import ErrorCode, Http2Error
 from router.grpc_server.head import RESPONSE, NotGrpc, read_head, trailers
-from router.grpc_server.http2 import Headers, Http2, Stream, encode_headers
-from router.grpc_server.messages import Refused
+from router.grpc_server.http2 import ServerHttp2
 from router.grpc_server.outbox import Outbox, SendBatch
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._shared.connections.add(self)
         self._outbox = Outbox(self._transport, self._shared.batch)
-        self._http2 = Http2(self, self._outbox.send)
+        self._http2 = ServerHttp2(self, self._outbox.send)
         self._timer = self._later(KEEPALIVE_S, self._ask_for_life)
         if self._shared.is_stopping:
             self.go_away()
@@ -139,7 +140,7 @@ class Connection(asyncio.Protocol):
         except Refused as error:
             self.end(call, End(error.code, error.message))
 
-    def on_reset(self, stream: Stream) -> None:
+    def on_reset(self, stream: Stream, code: int) -> None:
         """The client has cancelled a call."""
         call = self._calls.pop(stream.id)
         call.over()

@@ -10,12 +10,11 @@ from urllib.parse import quote
 
 import grpc
 
-from router.grpc_server.messages import ENCODINGS, Refused
+from core.http2.messages import CONTENT_TYPE, ENCODINGS, Refused, is_grpc
 
 Headers = list[tuple[bytes, bytes]]
 Metadata = Sequence[tuple[str, str | bytes]]
 
-_CONTENT_TYPE = b"application/grpc"
 _UNIT_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _MAX_TIMEOUT_DIGITS = 8
 # Printable ASCII but "%"; `quote` itself leaves letters, digits and "_.-~".
@@ -23,7 +22,7 @@ _PLAIN_IN_MESSAGE = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 
 RESPONSE: Headers = [
     (b":status", b"200"),
-    (b"content-type", _CONTENT_TYPE),
+    (b"content-type", CONTENT_TYPE),
     (b"grpc-accept-encoding", ",".join(ENCODINGS).encode()),
 ]
 
@@ -67,9 +66,7 @@ def read_head(headers: Iterable[tuple[bytes, bytes]]) -> RequestHead:
             metadata += _metadata(name.decode("latin-1"), value)
     if method != b"POST":
         raise NotGrpc(405)
-    # "application/grpc+proto" and parameters behind ";" are gRPC's, "application/grpc-web" not.
-    kind = content_type[len(_CONTENT_TYPE) :]
-    if not content_type.startswith(_CONTENT_TYPE) or kind[:1] not in (b"", b"+", b";"):
+    if not is_grpc(content_type):
         raise NotGrpc(415)
     if encoding not in ENCODINGS:
         raise Refused(

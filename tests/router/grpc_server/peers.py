@@ -5,20 +5,11 @@ from __future__ import annotations
 import h2.config
 import h2.connection
 import h2.events
-import hpack
 
-from router.grpc_server.frames import (
-    END_HEADERS,
-    END_STREAM,
-    HEAD,
-    NUMBER,
-    PREFACE,
-    SETTING,
-    ErrorCode,
-    Kind,
-    frame,
-)
-from router.grpc_server.http2 import Http2
+from core.http2.frames import PREFACE, Kind, frame
+from router.grpc_server.http2 import ServerHttp2
+from tests.core.http2 import wire
+from tests.core.http2.wire import frames_in
 
 REQUEST = [
     (":method", "POST"),
@@ -28,7 +19,6 @@ REQUEST = [
     ("te", "trailers"),
     ("content-type", "application/grpc"),
 ]
-INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 4, 5
 BEGINNING = PREFACE + frame(Kind.SETTINGS, 0, 0, b"")
 
 
@@ -40,28 +30,7 @@ def request_to(method: str, *more: tuple[str, str]) -> list[tuple[str, str]]:
 
 def headers_frame(stream_id: int, flags: int = 0, headers=REQUEST) -> bytes:
     """A request that uses no table of headers, so that it may be sent in any order."""
-    literal = [hpack.NeverIndexedHeaderTuple(*pair) for pair in headers]
-    return frame(Kind.HEADERS, END_HEADERS | flags, stream_id, hpack.Encoder().encode(literal))
-
-
-def data_frame(stream_id: int, data: bytes, flags: int = END_STREAM) -> bytes:
-    return frame(Kind.DATA, flags, stream_id, data)
-
-
-def message(data: bytes) -> bytes:
-    """As it stands in DATA frames."""
-    return b"\0" + len(data).to_bytes(4, "big") + data
-
-
-def frames_in(data: bytes) -> list[tuple[int, int, int, bytes]]:
-    """(kind, flags, stream, payload) of what a server has sent."""
-    found = []
-    while data:
-        high, low, kind, flags, stream_id = HEAD.unpack_from(data)
-        end = HEAD.size + (high << 8 | low)
-        found.append((kind, flags, stream_id, data[HEAD.size : end]))
-        data = data[end:]
-    return found
+    return wire.headers_frame(stream_id, headers, flags)
 
 
 def h2_client() -> h2.connection.H2Connection:
@@ -73,13 +42,13 @@ def h2_client() -> h2.connection.H2Connection:
 
 
 class Server:
-    """An Http2 with a listener that keeps what it is told, as `(what, stream, more...)`."""
+    """A ServerHttp2 with a listener that keeps what it is told, as `(what, stream, more...)`."""
 
     def __init__(self, *, is_begun=True):
         self.told = []
         self.num_rooms = 0
         self._sent = bytearray()
-        self.http2 = Http2(self, self._sent.extend)
+        self.http2 = ServerHttp2(self, self._sent.extend)
         if is_begun:
             self.http2.receive(BEGINNING)
             self.sent()
@@ -93,7 +62,7 @@ class Server:
     def on_end(self, stream):
         self.told.append(("end", stream.id))
 
-    def on_reset(self, stream):
+    def on_reset(self, stream, code):
         self.told.append(("reset", stream.id))
 
     def on_room(self):
@@ -114,15 +83,3 @@ class Server:
         """A new one."""
         self.http2.receive(headers_frame(stream_id, flags))
         return self.http2.streams[stream_id]
-
-
-def room_for(stream_id: int, num_bytes: int) -> bytes:
-    return frame(Kind.WINDOW_UPDATE, 0, stream_id, NUMBER.pack(num_bytes))
-
-
-def settings(*pairs: tuple[int, int]) -> bytes:
-    return frame(Kind.SETTINGS, 0, 0, b"".join(SETTING.pack(*pair) for pair in pairs))
-
-
-def reset(stream_id: int, code: ErrorCode) -> tuple[int, int, int, bytes]:
-    return (Kind.RST_STREAM, 0, stream_id, NUMBER.pack(code))

@@ -7,8 +7,9 @@ from contextlib import suppress
 
 import hpack
 
-from router.grpc_server.frames import HEAD, NUMBER, Kind
-from tests.router.grpc_server.peers import BEGINNING, INITIAL_WINDOW_SIZE, room_for, settings
+from core.http2.frames import HEAD, NUMBER, Kind
+from tests.core.http2.wire import INITIAL_WINDOW_SIZE, room_for, settings
+from tests.router.grpc_server.peers import BEGINNING
 
 _PATIENCE_S = 30
 

@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
+from core.http2.frames import ACK, Kind, frame
 from router.grpc_server.connection import Connection, Shared
-from router.grpc_server.frames import ACK, Kind, frame
-from tests.router.grpc_server.peers import BEGINNING, frames_in
+from tests.core.http2.wire import frames_in
+from tests.router.grpc_server.peers import BEGINNING
 
 
 class Transport:

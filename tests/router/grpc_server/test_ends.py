@@ -10,8 +10,9 @@ import grpc
 import pytest
 
 from core.errors import InvalidArgument
-from router.grpc_server.frames import END_STREAM, NUMBER, ErrorCode, Kind, frame
-from tests.router.grpc_server.peers import data_frame, headers_frame, message, request_to, room_for
+from core.http2.frames import END_STREAM, NUMBER, ErrorCode, Kind, frame
+from tests.core.http2.wire import data_frame, message, room_for
+from tests.router.grpc_server.peers import headers_frame, request_to
 from tests.router.stack import wait_for
 
 CANCEL = frame(Kind.RST_STREAM, 0, 1, NUMBER.pack(ErrorCode.CANCEL))

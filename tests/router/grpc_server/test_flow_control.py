@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from router.grpc_server.frames import NUMBER, ErrorCode, Http2Error, Kind, frame
-from router.grpc_server.http2 import CONNECTION_WINDOW, STREAM_WINDOW
-from tests.router.grpc_server.peers import (
+from core.http2.base import CONNECTION_WINDOW, STREAM_WINDOW
+from core.http2.frames import NUMBER, ErrorCode, Http2Error, Kind, frame
+from tests.core.http2.wire import (
     INITIAL_WINDOW_SIZE,
     MAX_FRAME_SIZE,
-    Server,
     data_frame,
     frames_in,
-    headers_frame,
     reset,
     room_for,
     settings,
 )
+from tests.router.grpc_server.peers import Server, headers_frame
 
 PADDED = 0x8
 

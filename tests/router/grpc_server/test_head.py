@@ -5,8 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from core.http2.messages import Refused
 from router.grpc_server.head import NotGrpc, read_head, trailers
-from router.grpc_server.messages import Refused
 
 
 def headers(*more, **replaced) -> list[tuple[bytes, bytes]]:

@@ -7,8 +7,8 @@ import h2.events
 import h2.settings
 import pytest
 
-from router.grpc_server import http2
-from router.grpc_server.frames import (
+from core.http2.base import encode_headers
+from core.http2.frames import (
     ACK,
     END_HEADERS,
     END_STREAM,
@@ -18,20 +18,17 @@ from router.grpc_server.frames import (
     Kind,
     frame,
 )
-from router.grpc_server.http2 import encode_headers
-from tests.router.grpc_server.peers import (
+from router.grpc_server import http2
+from tests.core.http2.wire import (
     INITIAL_WINDOW_SIZE,
     MAX_FRAME_SIZE,
-    REQUEST,
-    Server,
     data_frame,
     frames_in,
-    h2_client,
-    headers_frame,
     reset,
     room_for,
     settings,
 )
+from tests.router.grpc_server.peers import REQUEST, Server, h2_client, headers_frame
 
 
 def refusal(*data: bytes) -> ErrorCode:

@@ -5,16 +5,10 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from core.http2.frames import END_STREAM, NUMBER, ErrorCode, Kind, frame
 from router.grpc_server import http2
-from router.grpc_server.frames import END_STREAM, NUMBER, ErrorCode, Kind, frame
-from tests.router.grpc_server.peers import (
-    INITIAL_WINDOW_SIZE,
-    data_frame,
-    headers_frame,
-    message,
-    request_to,
-    settings,
-)
+from tests.core.http2.wire import INITIAL_WINDOW_SIZE, data_frame, message, settings
+from tests.router.grpc_server.peers import headers_frame, request_to
 from tests.router.stack import wait_for
 
 PING = frame(Kind.PING, 0, 0, bytes(8))

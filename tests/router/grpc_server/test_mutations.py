@@ -8,22 +8,13 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.http2.frames import END_HEADERS, END_STREAM, NUMBER, PREFACE, Kind, frame
 from router.grpc_server.call import Method
 from router.grpc_server.connection import Connection, Shared
-from router.grpc_server.frames import END_HEADERS, END_STREAM, NUMBER, PREFACE, Kind, frame
+from tests.core.http2.wire import INITIAL_WINDOW_SIZE, data_frame, frames_in, message, room_for
+from tests.core.http2.wire import settings as settings_frame
 from tests.router.grpc_server.conftest import Probe
-from tests.router.grpc_server.peers import (
-    INITIAL_WINDOW_SIZE,
-    REQUEST,
-    data_frame,
-    frames_in,
-    h2_client,
-    headers_frame,
-    message,
-    request_to,
-    room_for,
-)
-from tests.router.grpc_server.peers import settings as settings_frame
+from tests.router.grpc_server.peers import REQUEST, h2_client, headers_frame, request_to
 from tests.router.grpc_server.test_connection import Transport
 
 PADDED = 0x8

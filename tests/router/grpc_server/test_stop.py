@@ -8,17 +8,11 @@ import socket
 import grpc
 import pytest
 
+from core.http2.frames import ACK, NUMBER, ErrorCode, Kind, frame
 from router.grpc_server import connection
-from router.grpc_server.frames import ACK, NUMBER, ErrorCode, Kind, frame
 from router.grpc_server.server import GrpcServer
-from tests.router.grpc_server.peers import (
-    BEGINNING,
-    data_frame,
-    headers_frame,
-    message,
-    request_to,
-    room_for,
-)
+from tests.core.http2.wire import data_frame, message, room_for
+from tests.router.grpc_server.peers import BEGINNING, headers_frame, request_to
 from tests.router.stack import wait_for
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ReceiveWindow:
-    """What a client may still send, on a stream or on a connection."""
+    """What the peer may still send, on a stream or on a connection."""
 
     __slots__ = ("_num_consumed", "_room", "_size")
 
@@ -12,7 +12,7 @@ class ReceiveWindow:
         self._size = size
         self._room = size
         self._num_consumed = 0
-        """Bytes that the client may send again, and has not been told so."""
+        """Bytes that the peer may send again, and has not been told so."""
 
     def take(self, num_bytes: int) -> bool:
         """So much has come. Whether there was room for it."""
@@ -20,7 +20,7 @@ class ReceiveWindow:
         return self._room >= 0
 
     def consumed(self, num_bytes: int) -> int:
-        """So much has been dealt with. Returns what the client is to be told now, or 0.
+        """So much has been dealt with. Returns what the peer is to be told now, or 0.
 
         Half a window is worth a frame.
         """

@@ -8,7 +8,7 @@ import zlib
 import grpc
 import pytest
 
-from router.grpc_server.messages import MessageReader, Refused
+from core.http2.messages import MessageReader, Refused
 
 MAX_BYTES = 1000
 

@@ -1,10 +1,10 @@
-"""Bytes of a client, cut into frames."""
+"""Bytes that came, cut into frames."""
 
 from __future__ import annotations
 
 import pytest
 
-from router.grpc_server.frames import (
+from core.http2.frames import (
     END_HEADERS,
     END_STREAM,
     MAX_FRAME_BYTES,
@@ -23,7 +23,7 @@ PADDED, PRIORITY = 0x8, 0x20
 
 def reader() -> FrameReader:
     """One that has the beginning behind it."""
-    made = FrameReader()
+    made = FrameReader(PREFACE)
     assert [received.kind for received in made.feed(BEGINNING)] == [Kind.SETTINGS]
     return made
 
@@ -41,9 +41,9 @@ def refusal(data: bytes, read: FrameReader | None = None) -> ErrorCode:
 
 def test_frames_are_the_same_however_their_bytes_are_cut():
     data = BEGINNING + frame(Kind.DATA, END_STREAM, 7, b"abc") + frame(Kind.PING, 0, 0, bytes(8))
-    read = FrameReader()
+    read = FrameReader(PREFACE)
     received = [each for byte in data for each in read.feed(bytes([byte]))]
-    assert received == list(FrameReader().feed(data))
+    assert received == list(FrameReader(PREFACE).feed(data))
     assert received[1] == (Kind.DATA, END_STREAM, 7, b"abc", 3)
 
 
@@ -111,7 +111,7 @@ def test_a_frame_that_is_too_large_is_refused_by_its_length():
     ids=["HTTP/1", "almost", "no settings"],
 )
 def test_a_connection_begins_with_the_preface_and_settings(data):
-    assert refusal(data, FrameReader()) == ErrorCode.PROTOCOL_ERROR
+    assert refusal(data, FrameReader(PREFACE)) == ErrorCode.PROTOCOL_ERROR
 
 
 def test_the_reserved_bit_of_a_stream_is_ignored():

@@ -1,4 +1,7 @@
-"""Frames of HTTP/2: what a client's bytes are, and how a server's are made (RFC 9113, 4 and 6)."""
+"""Frames of HTTP/2: how bytes that came are cut into them, and how they are made.
+
+RFC 9113, sections 4 and 6.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import NamedTuple
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_FRAME_BYTES = 1 << 18
 MAX_HEADER_BYTES = 1 << 15
-"""Of a request's headers, compressed or not."""
+"""Of a request's or an answer's headers, compressed or not."""
 
 HEAD = struct.Struct(">HBBBI")
 """A frame's length (upper 16 bits, lower 8), type, flags and stream (4.1)."""
@@ -56,7 +59,7 @@ class ErrorCode(IntEnum):
 
 
 class Http2Error(Exception):
-    """What the client sent ends the connection."""
+    """What the peer sent ends the connection."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(f"{code.name}: {message}")
@@ -82,11 +85,12 @@ def frame(kind: Kind, flags: int, stream_id: int, payload: bytes) -> bytes:
 
 
 class FrameReader:
-    """Cuts what a client sends into frames. The first ones must be the preface and settings."""
+    """Cuts what a peer sends into frames. They begin behind `preface`, with settings."""
 
-    def __init__(self) -> None:
+    def __init__(self, preface: bytes) -> None:
         self._buffer = bytearray()
-        self._has_preface = False
+        self._preface = preface
+        """What of it has not come."""
         self._has_settings = False
         self._begun: Frame | None = None
         """Headers that go on in the next frame."""
@@ -95,12 +99,14 @@ class FrameReader:
         """The frames that `data` completes. Raises Http2Error."""
         buffer = self._buffer
         buffer += data
-        if not self._has_preface and not self._take_preface():
+        if self._preface and not self._take_preface():
             return
         start = 0
         try:
             while len(buffer) - start >= HEAD.size:
                 high, low, kind, flags, stream_id = HEAD.unpack_from(buffer, start)
+                if not self._has_settings:
+                    self._check_first(kind)
                 length = high << 8 | low
                 if length > MAX_FRAME_BYTES:
                     raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
@@ -116,20 +122,20 @@ class FrameReader:
             del buffer[:start]
 
     def _take_preface(self) -> bool:
-        buffer = self._buffer
-        if buffer[: len(PREFACE)] != PREFACE[: len(buffer)]:
+        buffer, preface = self._buffer, self._preface
+        if buffer[: len(preface)] != preface[: len(buffer)]:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
-        if len(buffer) >= len(PREFACE):
-            self._has_preface = True
-            del buffer[: len(PREFACE)]
-        return self._has_preface
+        self._preface = preface[len(buffer) :]
+        del buffer[: len(preface)]
+        return not self._preface
+
+    def _check_first(self, kind: int) -> None:
+        if kind != Kind.SETTINGS:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "settings come first")
+        self._has_settings = True
 
     def _whole(self, new: Frame) -> Frame | None:
         """The frame with what makes it whole; None while more has to come."""
-        if not self._has_settings:
-            if new.kind != Kind.SETTINGS:
-                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "settings come first")
-            self._has_settings = True
         begun = self._begun
         if begun is not None:
             if new.kind != Kind.CONTINUATION or new.stream_id != begun.stream_id:

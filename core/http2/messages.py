@@ -1,4 +1,4 @@
-"""Messages of a call within its DATA frames: a flag, a length, and so many bytes."""
+"""gRPC's messages within DATA frames: a flag, a length, and so many bytes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import zlib
 
 import grpc
 
+CONTENT_TYPE = b"application/grpc"
 PREFIX = struct.Struct(">BI")
 """Whether it is compressed, and its length."""
 
@@ -14,8 +15,17 @@ ENCODINGS = {"identity": None, "deflate": zlib.MAX_WBITS, "gzip": 16 + zlib.MAX_
 """zlib's window bits, by the name in `grpc-encoding`."""
 
 
+def is_grpc(content_type: bytes) -> bool:
+    """Whether messages come.
+
+    "application/grpc+proto" and parameters behind ";" are gRPC's, "application/grpc-web" not.
+    """
+    kind = content_type[len(CONTENT_TYPE) :]
+    return content_type.startswith(CONTENT_TYPE) and kind[:1] in (b"", b"+", b";")
+
+
 class Refused(Exception):
-    """A call that ends with `code` because of what its client sent, or did not send."""
+    """A call that ends with `code` because of what the peer sent, or did not send."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
