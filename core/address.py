@@ -18,6 +18,12 @@ def join_host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if is_ipv6(host) else f"{host}:{port}"
 
 
+def split_host_port(address: str) -> tuple[str, int]:
+    """Host, without brackets, and port of what `join_host_port` returned."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 def port_of(address: str) -> int:
     """The port of what `join_host_port` returned."""
-    return int(address.rpartition(":")[2])
+    return split_host_port(address)[1]

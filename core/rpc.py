@@ -46,14 +46,15 @@ MAX_MESSAGE_BYTES = 32 << 20
 """Largest message that gRPC delivers at all. Above it gRPC itself answers
 RESOURCE_EXHAUSTED, before any code of ours runs; hence the distance to the limit above."""
 
-_KEEPALIVE_MS = 20_000
-_KEEPALIVE_TIMEOUT_MS = 10_000
+KEEPALIVE_S = 20.0
+"""A peer from which nothing comes for so long is asked whether it is there."""
+KEEPALIVE_TIMEOUT_S = 10.0
 
 _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_time_ms", round(1e3 * KEEPALIVE_S)),
+    ("grpc.keepalive_timeout_ms", round(1e3 * KEEPALIVE_TIMEOUT_S)),
 )
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -74,7 +75,7 @@ everybody waits; of cycles, which are what it finds, requests leave hardly any."
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_COMMON_OPTIONS,
-    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    ("grpc.http2.min_ping_interval_without_data_ms", round(1e3 * KEEPALIVE_S / 2)),
     ("grpc.http2.max_ping_strikes", 0),
     # With SO_REUSEPORT a second server on a used port would start and take half the calls.
     ("grpc.so_reuseport", 0),

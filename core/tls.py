@@ -3,13 +3,14 @@
 The CA is the deployment's alone: whoever has a certificate of it may speak as any service, so
 it must sign nothing else. All certificates carry one name (`--tls-name`) instead of addresses,
 which in a cluster change with every pod. Files may be replaced while a service runs, as
-cert-manager does: a server shows the new certificate from the next handshake on. A channel
-keeps the certificate with which it was opened.
+cert-manager does: a server shows the new certificate from the next handshake on, and the
+router with the next stream to a worker. A channel keeps the certificate with which it was opened.
 """
 
 from __future__ import annotations
 
 import logging
+import ssl
 from pathlib import Path
 
 import grpc
@@ -42,7 +43,8 @@ class Tls:
 
     def __init__(self, cert: Path, key: Path, ca: Path, name: str) -> None:
         self._cert, self._key, self._ca = cert, key, ca
-        self._name = name
+        self.name = name
+        """Of the service that is called, whatever its address."""
         self._stamp = self._stamps()
         self._read()
 
@@ -60,10 +62,25 @@ class Tls:
         ca, key, cert = self._read()
         return grpc.ssl_channel_credentials(ca, key, cert)
 
+    def client_context(self) -> ssl.SSLContext:
+        """The same for HTTP/2 without gRPC's library; `name` is to be asked for. Reads files."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["h2"])
+        try:
+            context.load_verify_locations(self._ca)
+            # Without a password, OpenSSL would ask the terminal for that of an encrypted key.
+            context.load_cert_chain(self._cert, self._key, password="")
+        except OSError as error:
+            raise StartupError(
+                f"--tls-cert, --tls-key or --tls-ca cannot be used: {error}"
+            ) from error
+        return context
+
     @property
     def channel_options(self) -> tuple[tuple[str, str], ...]:
         """Who is called, whatever its address."""
-        return (("grpc.ssl_target_name_override", self._name),)
+        return (("grpc.ssl_target_name_override", self.name),)
 
     def _new_configuration(self) -> grpc.ServerCertificateConfiguration | None:
         """Before each handshake, in a thread of gRPC's; None: nothing has changed."""

@@ -49,6 +49,7 @@ class ErrorCode(IntEnum):
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
     FLOW_CONTROL_ERROR = 3
     STREAM_CLOSED = 5
     FRAME_SIZE_ERROR = 6
@@ -56,6 +57,7 @@ class ErrorCode(IntEnum):
     CANCEL = 8
     COMPRESSION_ERROR = 9
     ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
 
 
 class Http2Error(Exception):

@@ -13,6 +13,7 @@ import grpc
 from core.http2.base import Headers, Stream, encode_headers
 from core.http2.frames import ErrorCode, Http2Error
 from core.http2.messages import Refused
+from core.rpc import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S
 from router.grpc_server.call import Call, End, Method
 from router.grpc_server.head import RESPONSE, NotGrpc, read_head, trailers
 from router.grpc_server.http2 import ServerHttp2
@@ -20,9 +21,6 @@ from router.grpc_server.outbox import Outbox, SendBatch
 
 logger = logging.getLogger(__name__)
 
-KEEPALIVE_S = 20.0
-"""A client from which nothing comes for so long is asked whether it is there."""
-KEEPALIVE_TIMEOUT_S = 10.0
 _LINGER_S = 1.0
 """For clients to leave, and to say that they go on reading."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.address import join_host_port, port_of
+from core.address import join_host_port, port_of, split_host_port
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,4 @@ from core.address import join_host_port, port_of
 def test_only_ipv6_addresses_stand_in_brackets(host: str, address: str) -> None:
     assert join_host_port(host, 50052) == address
     assert port_of(address) == 50052
+    assert split_host_port(address) == (host, 50052)
