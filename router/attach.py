@@ -1,4 +1,4 @@
-"""The router's line to one worker: a channel, the Attach stream, and what it has told us.
+"""The router's line to one worker: the Attach stream, and what it has told us.
 
 The stream is the heartbeat: a worker whose stream is alive lives, whatever Redis says.
 """
@@ -9,8 +9,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import grpc
 
@@ -19,11 +19,14 @@ from core.errors import BatonError, Unavailable
 from core.logs import event
 from core.rpc import open_channel
 from core.tls import Tls
+from router.grpc_client.connect import open_call
+from router.grpc_client.status import CallFailed
 from router.predicted_load import DispatchKey, PredictedLoad
 from router.routing import Work
 
 logger = logging.getLogger(__name__)
 
+_ATTACH = "/baton.v1.Worker/Attach"
 _MIN_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
 _TOKENS_AT_ONCE = 128
@@ -71,9 +74,10 @@ class WorkerLink:
         self._token_takers: dict[int, TakeToken] = {}
         """By stream id."""
         self.predicted = PredictedLoad()
-        self._channel = open_channel(record.address, tls)
-        self._outgoing = _Outgoing()
-        self.worker = worker_pb2_grpc.WorkerStub(self._channel)
+        self._tls = tls
+        self._outgoing = _Outgoing(_drop)
+        self._channel: grpc.aio.Channel | None = None
+        self._is_let_go = False
 
     @property
     def worker_id(self) -> str:
@@ -94,6 +98,18 @@ class WorkerLink:
         return worker_pb2.WorkerAddress(
             worker_id=self.worker_id, address=self.record.address, epoch=self.epoch
         )
+
+    @property
+    def worker(self) -> worker_pb2_grpc.WorkerAsyncStub:
+        """For calls beside the stream, which are rare: its channel is opened by the first.
+
+        Raises Unavailable when the router has let go of the worker.
+        """
+        if self._is_let_go:
+            raise Unavailable(f"the router has let go of {self.worker_id}")
+        if self._channel is None:
+            self._channel = open_channel(self.record.address, self._tls)
+        return worker_pb2_grpc.WorkerStub(self._channel)
 
     def prefix(self, num_blocks: int) -> worker_pb2.PrefixSource:
         """As a prefill worker needs it that may fetch so many leading blocks from this one."""
@@ -129,7 +145,6 @@ class WorkerLink:
             partner=None if partner is None else partner.address,
             source=source,
         )
-        self._outgoing.changed.set()
 
     def abort(self, key: DispatchKey, choice: int | None = None) -> None:
         """Tells the worker to drop a dispatch, or one choice of it.
@@ -138,7 +153,6 @@ class WorkerLink:
         """
         if self.is_attached:
             self._outgoing.message.aborts.add(request_id=key[0], attempt=key[1], choice=choice)
-            self._outgoing.changed.set()
 
     def take_tokens(self, stream_id: int, take: TakeToken) -> None:
         """Single tokens of sequence `stream_id` go to `take`, which must not raise."""
@@ -166,33 +180,29 @@ class WorkerLink:
                 backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
         finally:
             self._lost("the router let go of it", logging.INFO)
-            await self._channel.close(None)
+            self._is_let_go = True
+            if self._channel is not None:
+                await self._channel.close(None)
 
     async def _read_stream(self) -> str:
         """Holds one Attach stream to its end and says why it ended."""
-        outgoing = self._outgoing = _Outgoing()
-        outgoing.message.attach.router_id = self._router_id
-        outgoing.message.attach.epoch = self.epoch
-        call = self.worker.Attach(outgoing.messages())
+        silence_s = self._silence_s
         try:
-            while True:
-                async with asyncio.timeout(self._silence_s):
-                    message = await call.read()
-                if not isinstance(message, worker_pb2.WorkerMessage):
-                    return await _end_of(call)
-                await self._receive(message)
+            async with open_call(self.record.address, _ATTACH, self._tls, silence_s) as call:
+                outgoing = self._outgoing = _Outgoing(call.send)
+                outgoing.message.attach.router_id = self._router_id
+                outgoing.message.attach.epoch = self.epoch
+                while (message := await call.read(silence_s)) is not None:
+                    await self._receive(worker_pb2.WorkerMessage.FromString(message))
+            return "the worker ended the stream"
         except TimeoutError:
-            return f"silent for {self._silence_s:g} s"
-        except grpc.RpcError as error:
-            return f"{error.code().name}: {error.details()}"
+            return f"silent for {silence_s:g} s"
+        except CallFailed as failure:
+            return str(failure)
         except Exception as error:
             # A bug here must not cost the router this worker for good.
             logger.exception("what %s says cannot be used", self.worker_id)
             return f"{type(error).__name__}: {error}"
-        finally:
-            call.cancel()
-            # gRPC leaves the task that reads them alone when the call has failed already.
-            outgoing.close()
 
     async def _receive(self, message: worker_pb2.WorkerMessage) -> None:
         is_news = not self.is_attached
@@ -245,30 +255,26 @@ class WorkerLink:
             sink.on_lost(self, error)
 
 
-async def _end_of(call: Any) -> str:
-    code = await call.code()
-    if code is grpc.StatusCode.OK:
-        return "the worker ended the stream"
-    return f"{code.name}: {await call.details()}"
-
-
 class _Outgoing:
-    """What one stream has to tell the worker; all that waits goes in one message."""
+    """What one stream has to tell the worker; all that one turn of the loop adds is one message."""
 
-    def __init__(self) -> None:
-        self.message = worker_pb2.RouterMessage()
-        self.changed = asyncio.Event()
-        self._is_closed = False
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
+        self._message: worker_pb2.RouterMessage | None = None
 
-    async def messages(self) -> AsyncIterator[worker_pb2.RouterMessage]:
-        """The first one at once, others as soon as there is something in them."""
-        while not self._is_closed:
-            message, self.message = self.message, worker_pb2.RouterMessage()
-            yield message
-            await self.changed.wait()
-            self.changed.clear()
+    @property
+    def message(self) -> worker_pb2.RouterMessage:
+        """To be added to: it is sent when the turn ends."""
+        if self._message is None:
+            self._message = worker_pb2.RouterMessage()
+            asyncio.get_running_loop().call_soon(self._leave)
+        return self._message
 
-    def close(self) -> None:
-        """Ends the messages."""
-        self._is_closed = True
-        self.changed.set()
+    def _leave(self) -> None:
+        message, self._message = self._message, None
+        if message is not None:
+            self._send(message.SerializeToString())
+
+
+def _drop(message: bytes) -> None:
+    """Where no stream has been opened yet."""
