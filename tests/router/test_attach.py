@@ -280,5 +280,6 @@ async def test_calls_beside_the_stream_open_a_channel_when_they_are_made():
             channel = link._channel
             assert (await link.worker.GetWorkerStatus(request)).id == "decode-0"
             assert link._channel is channel
+        assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
         with pytest.raises(Unavailable, match="has let go of decode-0"):
             _ = link.worker

@@ -72,7 +72,9 @@ async def test_messages_that_wait_are_dropped_with_the_call(connected):
     call.data_received(settings((INITIAL_WINDOW_SIZE, 0)))
     call.send(b"a")
     transport.frames()
+    assert list(call._held) == [message(b"a")]
     call.data_received(trailers(("grpc-status", "14")))
+    assert not call._held
     call.data_received(settings((INITIAL_WINDOW_SIZE, 100)))
     call.send(b"b")
     assert transport.frames() == []
@@ -94,6 +96,18 @@ async def test_a_reader_may_try_again_after_silence(connected):
         await call.read(0)
     call.data_received(headers_frame() + data_frame(message(b"a")))
     assert await call.read(0) == b"a"
+
+
+async def test_the_silence_before_a_message_does_not_count_behind_it(connected):
+    call, _ = connected
+    reading = asyncio.create_task(call.read(0.05))
+    await asyncio.sleep(0)
+    call.data_received(headers_frame() + data_frame(message(b"a")))
+    assert await reading == b"a"
+    again = asyncio.create_task(call.read(1000))
+    await asyncio.sleep(0.1)
+    call.data_received(data_frame(message(b"b")))
+    assert await again == b"b"
 
 
 async def test_a_cancelled_reader_leaves_nothing(connected):

@@ -40,7 +40,9 @@ async def test_a_call_that_is_closed_ends_its_servicer():
         async with called(address) as call:
             call.send(b"x")
             await call.read(5)
+            assert not call._timer.cancelled()
         await probe.ended.wait()
+        assert call._timer.cancelled()
         assert call._transport.is_closing()
         with pytest.raises(CallFailed, match="CANCELLED: the call was closed"):
             await call.read(5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 import pytest
 
@@ -93,6 +94,20 @@ async def test_files_that_cannot_be_used_make_a_call_fail(tmp_path, ours, name, 
     messages, end = await outcome("127.0.0.1:1", ours)
     assert messages == []
     assert end.startswith("UNAVAILABLE: 127.0.0.1:1: --tls-cert, --tls-key or --tls-ca cannot")
+
+
+async def test_a_server_that_does_not_choose_http2_is_unavailable(tmp_path, ours):
+    async def hold(reader, writer):
+        await reader.read()
+        writer.close()
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "ours" / "tls.crt", tmp_path / "ours" / "tls.key")
+    server = await asyncio.start_server(hold, "127.0.0.1", 0, ssl=context)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    assert await outcome(address, ours) == ([], f"UNAVAILABLE: {address} does not speak HTTP/2")
+    server.close()
+    await server.wait_closed()
 
 
 async def test_a_server_that_does_not_shake_hands_is_given_up(ours):
