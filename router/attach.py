@@ -6,7 +6,6 @@ The stream is the heartbeat: a worker whose stream is alive lives, whatever Redi
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -232,13 +231,16 @@ class WorkerLink:
         """A step's tokens: this and what it calls run for every token of every stream."""
         now = time.monotonic()
         takers = self._token_takers
-        columns = zip(tokens.stream_ids, tokens.output_indexes, tokens.token_ids, strict=True)
-        while part := list(itertools.islice(columns, _TOKENS_AT_ONCE)):
-            for stream_id, output_index, token_id in part:
+        num_tokens = len(tokens.token_ids)
+        for start in range(0, num_tokens, _TOKENS_AT_ONCE):
+            part = slice(start, start + _TOKENS_AT_ONCE)
+            # Slices are lists, which are faster to go through than what they are of.
+            columns = tokens.stream_ids[part], tokens.output_indexes[part], tokens.token_ids[part]
+            for stream_id, output_index, token_id in zip(*columns, strict=True):
                 take = takers.get(stream_id)
                 if take is not None:
                     take(output_index, token_id, now)
-            if len(part) == _TOKENS_AT_ONCE:
+            if num_tokens - start >= _TOKENS_AT_ONCE:
                 # Where many streams run, or steps have piled up, others have their turn.
                 await asyncio.sleep(0)
 

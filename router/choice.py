@@ -56,7 +56,7 @@ class Choice:
         self._text = OutputText(self._log, detokenizer, resolved.stop, resolved.sampling.min_tokens)
         self._look = self._text.look
         self._may_stop = bool(resolved.stop)
-        self._gaps = pace.metrics.itl
+        self._gaps = pace.metrics.itl.gaps
         self._on_stopped: Callable[[], None] = _nobody_asks
         self._on_error: Callable[[Exception], None] = _nobody_asks
 
@@ -114,7 +114,7 @@ class Choice:
                     log.push(lane, token_id, text)
                     last_at, self._last_output_at = self._last_output_at, now
                     if last_at is not None:
-                        self._gaps.observe(now - last_at)
+                        self._gaps[now - last_at] += 1
                     return
             self._take_any(output_index, token_id, now)
         except Exception as error:
@@ -134,7 +134,7 @@ class Choice:
 
     def _count_time(self, now: float) -> None:
         if self._last_output_at is not None:
-            self._gaps.observe(now - self._last_output_at)
+            self._gaps[now - self._last_output_at] += 1
         elif self.index == 0:
             self._pace.metrics.ttft.observe(now - self._pace.received_at)
         self._last_output_at = now

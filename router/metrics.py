@@ -7,7 +7,7 @@ docs/metrics.md is made from what is said here.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -24,6 +24,8 @@ from router.workers import WorkerPool
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 E2E_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
 ITL_BUCKETS_S = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+_MAX_GAPS = 4096
+"""Different values that are kept before they are put into buckets."""
 
 
 class RouterMetrics:
@@ -115,23 +117,47 @@ class RouterMetrics:
 
 
 class GapHistogram(Collector):
-    """A histogram that takes a value in a fraction of a microsecond: one comes with each token."""
+    """A histogram that takes a value in a fraction of a microsecond: one comes with each token.
+
+    `gaps[seconds] += 1` counts one. Those of a step, which are nearly all the same, are put into
+    their bucket at once, later.
+    """
 
     def __init__(self, name: str, documentation: str, bounds_s: Sequence[float]) -> None:
+        self.gaps = _Gaps(self._sort)
         self._name = name
         self._documentation = documentation
         self._bounds = tuple(bounds_s)
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
+    def _sort(self, gaps: Mapping[float, int]) -> None:
+        for seconds, count in gaps.items():
+            self._counts[bisect_left(self._bounds, seconds)] += count
+            self._sum += count * seconds
 
     def collect(self) -> Iterable[Metric]:
+        self.gaps.sort()
         bounds = [*map(floatToGoString, self._bounds), "+Inf"]
         buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
         yield HistogramMetricFamily(self._name, self._documentation, buckets, self._sum)
+
+
+class _Gaps(dict[float, int]):
+    """How often each of some values has come."""
+
+    def __init__(self, take: Callable[[Mapping[float, int]], None]) -> None:
+        super().__init__()
+        self._take = take
+
+    def __missing__(self, seconds: float) -> int:
+        if len(self) >= _MAX_GAPS:
+            self.sort()
+        return 0
+
+    def sort(self) -> None:
+        self._take(self)
+        self.clear()
 
 
 class RouterGauges(Collector):

@@ -8,15 +8,12 @@ comes. This runs for every token of every stream: what costs is each object that
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-logger = logging.getLogger(__name__)
 
-
-class TextBatch(list[tuple["TextLane", str]]):
-    """Texts of many lanes, in order, that go out in one go at the end of the loop's turn.
+class TextBatch(list["TextLane"]):
+    """Lanes with a text that goes out at the end of the loop's turn, in order.
 
     One write after the other, with little computed between, finds the clients awake: waking a
     process costs more than the rest of a write.
@@ -25,28 +22,30 @@ class TextBatch(list[tuple["TextLane", str]]):
     __slots__ = ()
 
     def schedule(self) -> None:
-        """To be called before the first text is appended."""
+        """To be called before the first lane is appended."""
         asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
         """Sends what waits."""
         waiting = self.copy()
         self.clear()
-        for lane, text in waiting:
+        for lane in waiting:
+            text, lane.text = lane.text, ""
             try:
                 lane.send(text)
             except Exception:  # others wait behind it
-                logger.exception("a text cannot be sent")
-                lane.abort()
+                lane.failed()
 
 
 class TextLane(ABC):
     """Takes the texts of one stream, one after the other."""
 
-    __slots__ = ("batch", "on_full")
+    __slots__ = ("batch", "on_full", "text")
 
     def __init__(self, batch: TextBatch) -> None:
         self.batch = batch
+        self.text = ""
+        """What waits for the end of the turn; the lane is in `batch` while there is any."""
         self.on_full: Callable[[], None] | None = None
         """Who knows of it calls this when the client does not keep up: no more texts for now."""
 
@@ -60,12 +59,16 @@ class TextLane(ABC):
         """Sends `text` at once, however much waits already. May raise anything."""
 
     @abstractmethod
-    def abort(self) -> None:
-        """Ends the client's connection."""
+    def failed(self) -> None:
+        """To be called where `send` has raised an exception, which is handled here."""
 
     def put(self, text: str) -> None:
-        """Has `text` sent at the end of the loop's turn."""
+        """Has `text`, which is not empty, sent at the end of the loop's turn."""
+        if self.text:
+            self.text += text
+            return
+        self.text = text
         batch = self.batch
         if not batch:
             batch.schedule()
-        batch.append((self, text))
+        batch.append(self)

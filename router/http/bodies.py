@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,8 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from router.text_lane import TextBatch, TextLane
+
+logger = logging.getLogger(__name__)
 
 
 class _BodyLane(TextLane):
@@ -33,18 +36,18 @@ class _BodyLane(TextLane):
         return self._flow.write_paused
 
     def send(self, text: str) -> None:
-        transport = self._transport
-        if transport.is_closing():
-            return
         data = orjson.dumps(text)
         if self._is_chunked:
-            num_bytes = self._num_bytes + len(data)
-            transport.write(b"%x\r\n%b%b%b\r\n" % (num_bytes, self._before, data, self._after))
+            size = self._num_bytes + len(data)
+            self._transport.write(b"%x\r\n%b%b%b\r\n" % (size, self._before, data, self._after))
         else:
-            transport.write(b"%b%b%b" % (self._before, data, self._after))
+            self._transport.write(b"%b%b%b" % (self._before, data, self._after))
 
-    def abort(self) -> None:
-        self._transport.abort()
+    def failed(self) -> None:
+        # Some transports raise when they have been closed, which is no fault.
+        if not self._transport.is_closing():
+            logger.exception("a response cannot be written")
+            self._transport.abort()
 
 
 class _OneWrite:

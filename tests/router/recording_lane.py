@@ -12,13 +12,13 @@ class RecordingLane(TextLane):
 
     def __init__(self) -> None:
         super().__init__(TextBatch())
-        self._texts: list[str] = []
+        self.texts: list[str] = []
 
     @property
     def sent(self) -> list[str]:
         """All texts so far, without waiting for the loop's turn to end."""
         self.batch.flush()
-        return self._texts
+        return self.texts
 
     def fill(self) -> None:
         self.is_full = True
@@ -26,7 +26,7 @@ class RecordingLane(TextLane):
             self.on_full()
 
     def send(self, text: str) -> None:
-        self._texts.append(text)
+        self.texts.append(text)
 
-    def abort(self) -> None:
+    def failed(self) -> None:
         raise AssertionError("nothing fails here")

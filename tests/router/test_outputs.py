@@ -213,6 +213,7 @@ async def test_text_is_pushed_in_the_moment_in_which_it_comes():
     task = await pushing(log, lane)
     assert lane.sent == ["ab"]
     log.choices[0].append(3, "c")
+    assert lane.sent == ["ab", "c"]
     log.choices[0].append(4, "")
     log.choices[0].push(lane, 5, "d")
     assert lane.sent == ["ab", "c", "d"]
@@ -220,6 +221,18 @@ async def test_text_is_pushed_in_the_moment_in_which_it_comes():
     last = await task
     assert (last.text, last.output_index, last.finish_reason) == ("!", 5, LENGTH)
     assert lane.sent == ["ab", "c", "d"]
+
+
+async def test_what_comes_in_one_turn_of_the_loop_goes_in_one_piece():
+    log, lane = OutputLog(), RecordingLane()
+    task = await pushing(log, lane)
+    log.choices[0].append(1, "a")
+    log.choices[0].append(2, "b")
+    await asyncio.sleep(0)
+    log.choices[0].append(3, "c")
+    await asyncio.sleep(0)
+    assert lane.texts == ["ab", "c"]
+    task.cancel()
 
 
 async def test_a_second_follower_ends_nothing_for_the_first():
@@ -243,7 +256,7 @@ async def test_another_models_text_is_pushed_once():
     task = await pushing(log, lane)
     log.choices[0].append_text("a")
     log.choices[0].append_text("b")
-    assert lane.sent == ["a", "b"]
+    assert lane.sent == ["ab"]
     end(log)
     assert (await task).text == "!"
 
