@@ -45,6 +45,11 @@ class MessageReader:
         self._buffer = bytearray()
 
     @property
+    def num_bytes(self) -> int:
+        """That have come and have not been taken."""
+        return len(self._buffer)
+
+    @property
     def is_empty(self) -> bool:
         """Whether all that came has been taken."""
         return not self._buffer

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _DEADLINE_GRACE_S = 0.05
 """For the servicer, which has more to say of it."""
+_REQUEST_TIMEOUT_S = 60.0
+"""For a request of one message to come whole, give or take a connection's keep-alive."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,12 @@ class Call:
         """Of the first of them."""
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
+        self._num_waiting_bytes = 0
+        """Of requests, as the connection knows it."""
+        loop = asyncio.get_running_loop()
+        self._came_at = loop.time()
         if head.timeout_s is not None:
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.time() + head.timeout_s
+            self._deadline = self._came_at + head.timeout_s
             self._timer = loop.call_at(self._deadline + _DEADLINE_GRACE_S, self._expire)
 
     # What servicers call.
@@ -160,6 +165,7 @@ class Call:
     def receive(self, data: bytes) -> int:
         """Takes what has come; returns how many bytes more may come instead. Raises Refused."""
         self._reader.feed(data)
+        self._count_waiting()
         if self._method.has_one_request:
             if self._reader.has_more():
                 raise Refused(grpc.StatusCode.UNIMPLEMENTED, "the method takes one message")
@@ -187,6 +193,12 @@ class Call:
             raise _not_whole()
         self._start()
 
+    def end_if_late(self, now: float) -> None:
+        """Ends it if its only request is not whole after a while (`now` in the loop's time)."""
+        if self._task is None and now - self._came_at > _REQUEST_TIMEOUT_S:
+            message = f"the request did not come within {_REQUEST_TIMEOUT_S:.0f} s"
+            self._connection.end(self, End(grpc.StatusCode.DEADLINE_EXCEEDED, message))
+
     def over(self) -> None:
         """Nothing more is sent: frees what the call holds and ends its servicer's work."""
         # What nobody is going to read counts in the connection's window.
@@ -194,6 +206,7 @@ class Call:
         self.is_over = True
         self._held.clear()
         self._reader.clear()
+        self._count_waiting()
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None and self._task is not asyncio.current_task():
@@ -250,6 +263,7 @@ class Call:
 
     def _next_request(self) -> Any:
         message = self._reader.take()
+        self._count_waiting()
         try:
             return self._method.deserialize(message)
         except DecodeError as error:
@@ -270,6 +284,12 @@ class Call:
                 return
             self._news = asyncio.get_running_loop().create_future()
             await self._news
+
+    def _count_waiting(self) -> None:
+        """Raises Refused when there is no room for what has come."""
+        num_bytes = self._reader.num_bytes
+        increase, self._num_waiting_bytes = num_bytes - self._num_waiting_bytes, num_bytes
+        self._connection.count_waiting(increase)
 
     def _take_unread(self) -> int:
         num_bytes, self._num_unread_bytes = self._num_unread_bytes, 0

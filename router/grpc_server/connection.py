@@ -21,6 +21,8 @@ from router.grpc_server.outbox import Outbox, SendBatch
 
 logger = logging.getLogger(__name__)
 
+MAX_WAITING_BYTES = 256 << 20
+"""Of all clients' requests, before anybody has looked at who sends them."""
 _LINGER_S = 1.0
 """For clients to leave, and to say that they go on reading."""
 
@@ -38,6 +40,8 @@ class Shared:
     connections: set[Connection] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """Of servicers; some may still clean up behind the end of their call."""
+    num_waiting_bytes: int = 0
+    """Of requests that are not whole, or that servicers have not read."""
     is_stopping: bool = False
     """New connections are sent away."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -196,6 +200,16 @@ class Connection(asyncio.Protocol):
         if not call.is_over:
             self._http2.consumed(call.stream, num_bytes)
 
+    def count_waiting(self, num_bytes: int) -> None:
+        """So many bytes more, or less, of requests wait. Raises Refused when there are too many."""
+        shared = self._shared
+        shared.num_waiting_bytes += num_bytes
+        if num_bytes > 0 and shared.num_waiting_bytes > MAX_WAITING_BYTES:
+            raise Refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"requests that have not come whole have over {MAX_WAITING_BYTES} bytes",
+            )
+
     def end(self, call: Call, end: End) -> None:
         """Ends `call`, if it has not ended yet, and with it whatever its servicer does."""
         if self._calls.pop(call.stream.id, None) is None:
@@ -271,6 +285,9 @@ class Connection(asyncio.Protocol):
         return asyncio.get_running_loop().call_later(delay_s, call)
 
     def _ask_for_life(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for call in list(self._calls.values()):
+            call.end_if_late(now)
         if self._is_heard:
             self._timer = self._later(KEEPALIVE_S, self._ask_for_life)
         else:

@@ -6,7 +6,8 @@ import grpc
 import pytest
 
 from core.http2.frames import END_STREAM, NUMBER, ErrorCode, Kind, frame
-from router.grpc_server import http2
+from router.grpc_server import call as grpc_call
+from router.grpc_server import connection, http2
 from tests.core.http2.wire import INITIAL_WINDOW_SIZE, data_frame, message, settings
 from tests.router.grpc_server.peers import headers_frame, request_to
 from tests.router.stack import wait_for
@@ -158,3 +159,42 @@ async def test_metadata_beyond_the_limit_ends_the_connection(serve):
     async with serve() as s, s.raw() as raw:
         raw.send(call(1, "Echo", message(b"x"), headers=[("x", "y" * 40_000)]))
         assert await raw.goodbye() == ErrorCode.ENHANCE_YOUR_CALM
+
+
+async def test_requests_that_are_not_whole_have_a_bound_together(serve, monkeypatch):
+    monkeypatch.setattr(connection, "MAX_WAITING_BYTES", 1100)
+    whole = message(b"x" * 600)
+    async with serve() as s, s.raw() as raw, s.raw() as other:
+        raw.send(begun(1, "Echo", whole[:400]))
+        await wait_for(lambda: s.shared.num_waiting_bytes == 400)
+        other.send(begun(1, "Total", whole[:400]))
+        await wait_for(lambda: s.shared.num_waiting_bytes == 800)
+        other.send(begun(3, "Echo", whole[:400]))
+        status = (await other.headers())["grpc-status"]
+        assert status == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+        await still_serves(other)
+        raw.send(data_frame(1, whole[400:]))
+        assert (await raw.until(Kind.DATA))[3] == message(b"re: " + b"x" * 600)
+        assert s.shared.num_waiting_bytes == 400
+        other.send(reset(1))
+        await wait_for(lambda: s.shared.num_waiting_bytes == 0)
+
+
+async def test_a_request_that_does_not_come_whole_ends(serve, monkeypatch):
+    monkeypatch.setattr(connection, "KEEPALIVE_S", 0.2)
+    monkeypatch.setattr(grpc_call, "_REQUEST_TIMEOUT_S", 0.1)
+    async with serve() as s, s.raw() as raw:
+        raw.send(call(1, "Hold", message(b"x")), begun(3, "Chat", message(b"y")))
+        raw.send(begun(5, "Echo", b"\0"))
+        while "grpc-status" not in (headers := await raw.headers()):
+            pass
+        assert headers["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
+        assert "did not come" in headers["grpc-message"]
+        assert len(s.connection._calls) == 2
+        await still_serves(raw)
+
+
+def begun(stream_id: int, method: str, data: bytes) -> bytes:
+    """A call whose request goes on."""
+    headers = headers_frame(stream_id, headers=request_to(method))
+    return headers + data_frame(stream_id, data, flags=0)
