@@ -129,7 +129,7 @@ class Router:
         http = await self._http.start() if self._http is not None else None
         self._tasks.start(self._pool.run())
         self._tasks.start(self._follow_readiness())
-        for part in (self._table, self._tenants, self._quotas, self._admission):
+        for part in (self._table, self._tenants, self._quotas, self._admission.gate):
             self._tasks.start(part.run())
         for publisher in (self._exchange, self._demand):
             self._tasks.start(publisher.run())

@@ -98,7 +98,7 @@ class RequestRun:
     async def _serve(self, resolved: ResolvedRequest) -> inference_pb2.Usage:
         """By this deployment's workers or, where they cannot, by the fallback."""
         admission, demand = self._shared.admission, self._demand(resolved)
-        num_tokens = demand.num_prompt_tokens + admission.expected_outputs(demand)
+        num_tokens = demand.num_prompt_tokens + admission.forecaster.num_outputs(demand)
         self._context.span.set({"gen_ai.usage.input_tokens": demand.num_prompt_tokens})
         async with admission.quota(self._context.tenant, demand.request_id, num_tokens) as charge:
             try:

@@ -103,12 +103,12 @@ async def test_the_next_goes_when_prefill_comes_near_the_end_of_its_work():
     bench = Bench()
     first = await bench.admit(num_prompt_tokens=1000)
     second = await bench.begin()
-    assert bench.admission.num_waiting_for_prefill == 1
-    assert bench.admission.queued() == {"silver": (1, 408)}
+    assert bench.admission.gate.num_waiting_for_prefill == 1
+    assert bench.admission.gate.queue.counts() == {"silver": (1, 408)}
     first.prefilled()
     (await second).close(8)
     first.close(8)
-    assert bench.admission.queued() == {}
+    assert bench.admission.gate.queue.counts() == {}
     assert bench.admission.ledger.num_inflight == 0
 
 
@@ -122,7 +122,7 @@ async def test_a_class_without_a_share_is_told_when_others_have_gone_first_for_t
         await overtaken
     assert caught.value.retry_after_s >= 0.05
     assert bench.admission.counters.refused == {"ttft": 1}
-    assert bench.admission.queued().keys() == {"gold", "silver"}
+    assert bench.admission.gate.queue.counts().keys() == {"gold", "silver"}
     assert not any(task.done() for task in waiting)
     await cancel(waiting)
     running.close(8)
@@ -135,8 +135,8 @@ async def test_without_room_on_decode_requests_wait_here_and_count_as_decodes_de
     bench.report_decode(free=10)
     second = await bench.begin(num_prompt_tokens=40)
     assert not second.done()
-    assert bench.admission.num_waiting_for_decode == 1
-    assert bench.admission.num_waiting_for_prefill == 0
+    assert bench.admission.gate.num_waiting_for_decode == 1
+    assert bench.admission.gate.num_waiting_for_prefill == 0
     first.prefilled()
     bench.report_decode(free=40)
     await second
@@ -159,7 +159,7 @@ async def test_a_report_that_grows_old_holds_nobody_up():
     second = await bench.begin()
     assert not second.done()
     bench.now += 4.0
-    bench.admission.pump()
+    bench.admission.gate.pump()
     await second
 
 
@@ -171,9 +171,9 @@ async def test_choices_that_may_outgrow_the_pool_wait_for_a_part_of_it_only():
     many = await bench.begin(num_prompt_tokens=200, max_tokens=60, num_choices=100)
     # The first needs 27, and there is one for each of the two to grow.
     bench.report_decode(free=328)
-    assert bench.admission.num_waiting_for_decode == 1
+    assert bench.admission.gate.num_waiting_for_decode == 1
     bench.report_decode(free=329)
-    assert bench.admission.num_waiting_for_decode == 0
+    assert bench.admission.gate.num_waiting_for_decode == 0
     await many
 
 
@@ -182,7 +182,7 @@ async def test_a_waiting_request_that_is_cancelled_leaves_the_line():
     first = await bench.admit(num_prompt_tokens=1000)
     waiting = [await bench.begin(gold()) for _ in range(3)]
     await cancel(waiting[:2])
-    assert bench.admission.queued() == {"gold": (1, 408)}
+    assert bench.admission.gate.queue.counts() == {"gold": (1, 408)}
     first.close(0)
     (await waiting[2]).close(0)
     assert bench.admission.ledger.num_inflight == 0
@@ -262,7 +262,7 @@ async def test_a_tenants_line_has_an_end():
         await bench.admit()
     assert error.value.retry_after_s >= 1.0
     tasks.append(await bench.begin(gold()))
-    assert bench.admission.queued() == {"silver": (2, 816), "gold": (1, 408)}
+    assert bench.admission.gate.queue.counts() == {"silver": (2, 816), "gold": (1, 408)}
     await cancel(tasks)
 
 
@@ -277,8 +277,10 @@ async def test_the_margin_is_learned_from_those_that_waited():
     bench.now += 3.0
     ticket.prefilled()
     # Two seconds were expected, and it took six.
-    assert bench.admission.margins["silver"].value == pytest.approx(1.5 * (1 + 0.1 * 0.95))
-    assert bench.admission.margins["gold"].value == 1.5
+    assert bench.admission.forecaster.margins["silver"].value == pytest.approx(
+        1.5 * (1 + 0.1 * 0.95)
+    )
+    assert bench.admission.forecaster.margins["gold"].value == 1.5
 
 
 async def test_without_workers_requests_pass_on_to_where_workers_are_waited_for():
@@ -299,4 +301,4 @@ async def test_who_was_cancelled_at_the_head_of_the_queue_disturbs_nobody():
     running.close(0)
     assert (await second) is not None
     assert first.cancelled()
-    assert bench.admission.queued().get("silver", (0, 0))[0] == 0
+    assert bench.admission.gate.queue.counts().get("silver", (0, 0))[0] == 0
