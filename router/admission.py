@@ -51,7 +51,6 @@ class Ticket:
         self._admission = admission
         self._demand = demand
         self._item = item
-        self._admitted_at = admission.clock()
         self.waited: tuple[Forecast, float] | None = None
         """What was expected when it began to wait, and when that was."""
 
