@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from functools import partial
 
 from baton.v1 import inference_pb2, worker_pb2
 from core.errors import BatonError, DeadlineExceeded, ResourceExhausted, Unavailable
@@ -19,17 +17,8 @@ from router.outputs import Outcome, OutputLog
 from router.quotas import Charge
 from router.request_context import RequestContext
 from router.request_spans import end_request
-from router.validate import (
-    ModelLimits,
-    ResolvedRequest,
-    check_request,
-    complete_request,
-    input_field,
-    num_choices,
-)
-
-_IDS_AT_ONCE = 1 << 14
-"""Token ids that are read or checked in less than a millisecond."""
+from router.resolve import resolve
+from router.validate import ResolvedRequest, num_choices
 
 
 class RequestRun:
@@ -51,7 +40,7 @@ class RequestRun:
         """Ends with the log finished or failed; raises only CancelledError."""
         try:
             async with asyncio.timeout_at(self._context.deadline):
-                resolved = await self._resolve()
+                resolved, self._prompt = await resolve(self._request, self._shared)
                 usage = await self._serve(resolved)
                 self.log.finish(self._outcome(usage))
         except asyncio.CancelledError:
@@ -69,31 +58,6 @@ class RequestRun:
     def end_span(self, cancelled: str | None = None) -> None:
         """Ends the request's span; `cancelled`: why nobody wants the request any more."""
         end_request(self._context.span, self.log, self._route, self._ttft_s, cancelled)
-
-    async def _resolve(self) -> ResolvedRequest:
-        limits = self._shared.current_limits()
-        check_request(self._request, limits)
-        token_ids = await self._tokenize(limits.max_model_len)
-        complete = partial(self._complete, token_ids, limits, self._shared.rng.getrandbits(63))
-        if len(token_ids) <= _IDS_AT_ONCE:
-            return complete()
-        return await asyncio.to_thread(complete)
-
-    def _complete(
-        self, token_ids: Sequence[int], limits: ModelLimits, drawn_seed: int
-    ) -> ResolvedRequest:
-        resolved = complete_request(self._request, token_ids, limits, drawn_seed)
-        self._prompt.prompt_token_ids.extend(token_ids)
-        return resolved
-
-    async def _tokenize(self, max_tokens: int) -> list[int]:
-        request, tokenizer = self._request, self._shared.tokenizer
-        field = input_field(request)
-        if field == "prompt":
-            return await tokenizer.encode_prompt(request.prompt, max_tokens)
-        if field == "messages":
-            return await tokenizer.encode_chat(request.messages, max_tokens)
-        return await _listed(request.token_ids.ids)
 
     async def _serve(self, resolved: ResolvedRequest) -> inference_pb2.Usage:
         """By this deployment's workers or, where they cannot, by the fallback."""
@@ -164,13 +128,3 @@ class RequestRun:
     def _ttft_s(self) -> float | None:
         first_at = self.log.first_token_at
         return None if first_at is None else first_at - self._received_at
-
-
-async def _listed(token_ids: Sequence[int]) -> list[int]:
-    """Of a message's field, in pieces, between which other streams have their turn."""
-    listed: list[int] = []
-    for start in range(0, len(token_ids), _IDS_AT_ONCE):
-        if start:
-            await asyncio.sleep(0)
-        listed += token_ids[start : start + _IDS_AT_ONCE]
-    return listed
