@@ -49,7 +49,7 @@ class _Branch:
 
 
 class Attempts:
-    """Those at `resolved`, one after the other. Use once: `await run(…)`.
+    """All those at `resolved`. Use once: `await run(…)`.
 
     `prompt` is what every dispatch says of the prompt's tokens: to list them takes long, to
     copy not.
