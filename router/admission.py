@@ -23,9 +23,10 @@ from baton.v1 import types_pb2
 from core.errors import ResourceExhausted
 from router.admission_forecast import Forecaster
 from router.admission_gate import Gate, Queued
-from router.admission_ledger import InFlight, Ledger, Workers
+from router.admission_ledger import Ledger, Workers
 from router.admission_model import Forecast
 from router.admission_refusals import AdmissionCounters, Demand, Refusals
+from router.admission_workers import InFlight
 from router.demand import RefusedWork, Totals, Work
 from router.quotas import Charge, Quotas
 from router.tenants import Tenant

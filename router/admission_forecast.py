@@ -7,10 +7,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 
-from router.admission_ledger import InFlight, Ledger
+from router.admission_ledger import Ledger
 from router.admission_model import Backlog, Forecast, Margin, OutputMeter, forecast
 from router.admission_queue import FairQueue
 from router.admission_refusals import Demand
+from router.admission_workers import InFlight
 from router.tenants import ClassName
 from router.workers import WorkerPool
 

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from router.admission_ledger import InFlight, Ledger
+from router.admission_ledger import Ledger
 from router.admission_queue import FairQueue, Waiting
+from router.admission_workers import InFlight
 
 _RECHECK_S = 0.25
 
