@@ -9,29 +9,23 @@ prefill worker goes the way of `decode_svc.local`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import grpc
 
-from baton.v1 import (
-    kv_transfer_pb2,
-    kv_transfer_pb2_grpc,
-    types_pb2,
-    worker_pb2,
-)
-from core.errors import BatonError, HandOffGivenUp, Unavailable
+from baton.v1 import kv_transfer_pb2_grpc, types_pb2, worker_pb2
+from core.errors import BatonError, Unavailable
 from core.hashing import block_hashes
 from core.logs import event
-from decode_svc.choices import Choices, check_first_tokens
+from decode_svc.choices import Choices
+from decode_svc.hand_off import HandOff
 from decode_svc.local import LocalMeter, check_local, start_local
 from decode_svc.reader import Reader
-from decode_svc.request import News, Request
+from decode_svc.request import Request
 from decode_svc.room import Room
 from engine.batch import SequenceUpdate, StepBatch
 from engine.sequence import Sequence
-from kvtransfer.base import BlockPart
-from kvtransfer.imports import Announcement, ImportKey, ImportTable, PoolActions
+from kvtransfer.imports import ImportTable, PoolActions
 from kvtransfer.service import ImportService
 from worker.convert import sequence_from_dispatch, token_output
 from worker.exporter import Exporter
@@ -42,10 +36,6 @@ from worker.role import RoleService
 from worker.spans import dispatch_span
 
 logger = logging.getLogger(__name__)
-
-_DISPATCH_WAIT_S = 10.0
-"""For a dispatch that prefill knows already: decode may have to connect to prefill first."""
-_ENDED_WAITING = "the request ended while it waited for room"
 
 
 class DecodeService(RoleService):
@@ -65,12 +55,13 @@ class DecodeService(RoleService):
         self._room = Room(pool, host.engine.scheduler, self._imports)
         self._requests: RequestTable[Request] = RequestTable(host.hub, host.tasks, host.clock)
         self._reader = Reader(host, self._imports, self._requests, self.on_room)
+        self._hand_off = HandOff(host, self._imports, self._room, self._requests)
         self._choices = Choices(host)
         self._exporter = Exporter(host, lambda *_: self.on_room())
         self._local_meter = LocalMeter()
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        kv_transfer_pb2_grpc.add_KvImportServicer_to_server(ImportService(self), server)
+        kv_transfer_pb2_grpc.add_KvImportServicer_to_server(ImportService(self._hand_off), server)
         self._exporter.add_to_server(server)
 
     async def accept(self, assignment: worker_pb2.Assignment) -> None:
@@ -130,71 +121,6 @@ class DecodeService(RoleService):
         if request.prefill is not None and not request.is_released:
             self._host.tasks.start(self._reader.give_up_export(request))
         self.on_room()
-
-    # ImportPolicy: what prefill says
-
-    async def grant(
-        self, key: ImportKey, prefill_epoch: int, decode_epoch: int
-    ) -> kv_transfer_pb2.GrantReply:
-        if decode_epoch != self._host.identity.epoch:
-            raise Unavailable("decode has restarted since the dispatch")
-        # The router tells both workers at once, and prefill may be the first to hear.
-        await self._requests.arrived(key, _DISPATCH_WAIT_S)
-        request = self._require(key)
-        if request.peer.epoch != prefill_epoch:
-            raise Unavailable("prefill has restarted since the dispatch")
-        try:
-            await self._room.take(request.prompt, request.num_choices)
-        except asyncio.CancelledError:
-            if self._requests.get(key) is request:
-                raise
-            raise HandOffGivenUp(_ENDED_WAITING) from None
-        entry = self._imports.get(key)
-        if entry is None:
-            raise HandOffGivenUp(_ENDED_WAITING)
-        request.span.event("room_granted", {"baton.held_blocks": len(entry.held)})
-        link = request.peer.link.estimate()
-        return kv_transfer_pb2.GrantReply(
-            num_held_blocks=len(entry.held),
-            digest_every=request.digest_plan.every,
-            digest_offset=request.digest_plan.offset,
-            link_bytes_per_s=link.bytes_per_s,
-            link_overhead_s=link.overhead_s,
-        )
-
-    def announce(self, request: kv_transfer_pb2.AnnounceRequest) -> None:
-        key = (request.request_id, request.attempt)
-        state = self._requests.get(key)
-        if state is not None and request.is_last:
-            check_first_tokens(request.first_tokens, state.num_choices)
-        part = None
-        if request.part_bytes:
-            part = BlockPart(request.part_offset, request.part_bytes)
-        news = Announcement(
-            request.sequence, request.first_block, request.block_ids, request.is_last, part
-        )
-        copies = self._imports.announce(key, news)
-        if copies is not None:
-            self._require(key).news.put_nowait(News(copies, part, request))
-
-    def revoke(
-        self, key: ImportKey, prefill_epoch: int, error: types_pb2.ErrorDetail | None
-    ) -> None:
-        request = self._requests.get(key)
-        if request is None or request.prefill is None or request.prefill.epoch != prefill_epoch:
-            return
-        if error is not None:
-            event(logger, logging.INFO, "prefill_gave_up", request_id=key[0], code=error.code)
-        # The router hears of a failure from prefill itself.
-        request.is_released = True
-        self._requests.abort(key, "prefill gave up" if error else "the first tokens were the last")
-
-    def _require(self, key: ImportKey) -> Request:
-        request = self._requests.get(key)
-        if request is None or request.prefill is None:
-            # What decode has told the router of it, a refusal perhaps, counts.
-            raise HandOffGivenUp(f"{key[0]} attempt {key[1]} is not known here")
-        return request
 
     def _num_missing_blocks(self, prompt: Sequence) -> int:
         pool = self._host.engine.pool

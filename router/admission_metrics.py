@@ -26,7 +26,7 @@ class AdmissionMetrics(Collector):
         tokens = GaugeMetricFamily(
             "baton_queued_tokens", "Their tokens, with expected output", labels=["class"]
         )
-        for name, (num_requests, num_tokens) in self._admission.queued().items():
+        for name, (num_requests, num_tokens) in self._admission.gate.queue.counts().items():
             requests.add_metric([name], num_requests)
             tokens.add_metric([name], num_tokens)
         waiting = GaugeMetricFamily(
@@ -34,8 +34,8 @@ class AdmissionMetrics(Collector):
             "The same requests, by the role whose workers have no room for the next of them",
             labels=["role"],
         )
-        waiting.add_metric(["prefill"], self._admission.num_waiting_for_prefill)
-        waiting.add_metric(["decode"], self._admission.num_waiting_for_decode)
+        waiting.add_metric(["prefill"], self._admission.gate.num_waiting_for_prefill)
+        waiting.add_metric(["decode"], self._admission.gate.num_waiting_for_decode)
         counters = self._admission.counters
         refused = CounterMetricFamily(
             "baton_requests_refused", "Requests refused by admission", labels=["reason"]

@@ -69,3 +69,17 @@ class DeletionCosts:
             else:
                 self._written[pod] = cost
                 self._was_ok = True
+
+
+async def keep_deletion_costs(pool: WorkerPool, namespace: str) -> None:
+    """Has the cluster told of the workers of `pool`, which are pods of `namespace`; until
+    cancelled. Raises StartupError outside a cluster."""
+    # Only here, since it takes a third of a second to import.
+    from router.kubernetes_client import connect, write_deletion_cost
+
+    api = await asyncio.to_thread(connect)
+
+    async def write(pod: str, cost: int) -> None:
+        await asyncio.to_thread(write_deletion_cost, api, namespace, pod, cost)
+
+    await DeletionCosts(pool, write).run()

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from core.errors import Unavailable
+from core.tasks import TaskSet
 from router.demand import DemandAverage, Deployment, Totals
 
 _INTERVAL_S = 1.0
@@ -42,3 +43,20 @@ class DemandSampler:
             with contextlib.suppress(Unavailable):
                 await self.averages()
             await asyncio.sleep(_INTERVAL_S)
+
+
+class DeploymentDemand:
+    """The demand of one deployment, sampled from the first question on: most are never asked."""
+
+    def __init__(self, sampler: DemandSampler, deployment: Deployment, tasks: TaskSet) -> None:
+        self._sampler = sampler
+        self._deployment = deployment
+        self._tasks = tasks
+        self._is_sampling = False
+
+    async def average(self) -> Totals:
+        """As it is now, averaged over the last seconds. Raises Unavailable."""
+        if not self._is_sampling:
+            self._is_sampling = True
+            self._tasks.start(self._sampler.run())
+        return await self._sampler.average(self._deployment)

@@ -25,6 +25,7 @@ from core.tracing import NO_CONTEXT, TraceContext
 from router.follower import Follower
 from router.generation import Generation
 from router.request import RequestRun
+from router.request_context import RequestContext
 from router.request_spans import begin_request
 
 logger = logging.getLogger(__name__)
@@ -185,7 +186,8 @@ class RequestTable:
         worker_request_id = f"{shared.router_id}/{next(self._numbers)}/{request.request_id}"
         owner = shared.tenants.current.named(tenant)
         span = begin_request(shared.tracer, trace, request, owner, shared.limits.served_name)
-        run = RequestRun(request, worker_request_id, deadline, owner, shared, span)
+        context = RequestContext(worker_request_id, deadline, owner, span)
+        run = RequestRun(request, context, shared)
         task = asyncio.get_running_loop().create_task(run.run())
         is_named = claim is not None
         claim = claim or _Claim((tenant, request.request_id, 0), b"")

@@ -1,9 +1,9 @@
-"""Every rule that a GenerateRequest must keep, and the complete request made of it.
+"""Every rule that a GenerateRequest must keep.
 
-    check_request (before tokenizing)  ->  tokenize  ->  complete_request (needs the length)
+    check_request (before tokenizing)  ->  check_prompt (with the prompt's tokens)
 
 Pure: values in, values or InvalidArgument out. Each error names the field, the limit and
-what was given.
+what was given. `router.resolve` makes the complete request of what has passed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def check_defaults(limits: ModelLimits) -> None:
 
 
 def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
-    """All rules that do not need the prompt's length in tokens."""
+    """All rules that do not need the prompt's tokens."""
     _check_range(request, "n", 1, MAX_CHOICES)
     _check_range(request, "prompt_logprobs", 0, MAX_LOGPROBS)
     _check_range(request, "priority", -MAX_PRIORITY, MAX_PRIORITY)
@@ -93,13 +93,10 @@ def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
     _check_sampling(request.sampling, limits)
 
 
-def complete_request(
-    request: inference_pb2.GenerateRequest,
-    prompt_token_ids: Sequence[int],
-    limits: ModelLimits,
-    drawn_seed: int,
-) -> ResolvedRequest:
-    """Checks what depends on the prompt's length and fills in every default."""
+def check_prompt(
+    request: inference_pb2.GenerateRequest, prompt_token_ids: Sequence[int], limits: ModelLimits
+) -> int:
+    """All rules that do. Returns how many tokens of output there may be."""
     num_prompt = len(prompt_token_ids)
     field = input_field(request)
     if num_prompt == 0:
@@ -121,13 +118,7 @@ def complete_request(
             f"min_tokens must be between 0 and max_tokens ({max_tokens}), got {given.min_tokens}",
             field="min_tokens",
         )
-    return ResolvedRequest(
-        prompt_token_ids=tuple(prompt_token_ids),
-        sampling=_complete_sampling(given, max_tokens, limits, drawn_seed),
-        stop=tuple(given.stop),
-        n=num_choices(request),
-        prompt_logprobs=request.prompt_logprobs if request.HasField("prompt_logprobs") else None,
-    )
+    return max_tokens
 
 
 def num_choices(request: inference_pb2.GenerateRequest) -> int:
@@ -139,32 +130,6 @@ def input_field(request: inference_pb2.GenerateRequest) -> str:
     """Which of the three inputs is given."""
     given = _given_inputs(request)
     return given[0] if given else "prompt"
-
-
-def _complete_sampling(
-    given: types_pb2.SamplingParams, max_tokens: int, limits: ModelLimits, drawn_seed: int
-) -> SamplingParams:
-    defaults = limits.defaults
-
-    def pick(name: str, default: float) -> float:
-        return float(getattr(given, name)) if given.HasField(name) else default  # type: ignore[arg-type]
-
-    return SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=given.min_tokens,
-        temperature=pick("temperature", defaults.temperature),
-        top_p=pick("top_p", defaults.top_p),
-        top_k=given.top_k if given.HasField("top_k") else defaults.top_k,
-        min_p=pick("min_p", defaults.min_p),
-        seed=given.seed if given.HasField("seed") else drawn_seed,
-        repetition_penalty=pick("repetition_penalty", defaults.repetition_penalty),
-        presence_penalty=given.presence_penalty,
-        frequency_penalty=given.frequency_penalty,
-        stop_token_ids=tuple(given.stop_token_ids),
-        eos_token_ids=() if given.ignore_eos else limits.eos_token_ids,
-        logprobs=given.logprobs if given.HasField("logprobs") else None,
-        logit_bias=tuple(sorted(given.logit_bias.items())),
-    )
 
 
 def _given_inputs(request: inference_pb2.GenerateRequest) -> list[str]:

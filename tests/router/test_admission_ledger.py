@@ -5,7 +5,8 @@ import math
 import pytest
 
 from baton.v1 import types_pb2
-from router.admission_ledger import InFlight, Ledger, Workers
+from router.admission_ledger import Ledger, Workers
+from router.admission_workers import InFlight
 
 
 def ledger(num_prefill=1, num_decode=1, prefill_ahead_s=0.25):

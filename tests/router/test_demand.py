@@ -10,7 +10,7 @@ from core.errors import ResourceExhausted, Unavailable
 from core.registry import Registry
 from router.demand import DemandAverage, Pace, RefusedWork, Totals, Work, sum_up, worker_totals
 from router.demand_board import DemandBoard
-from tests.router.test_admission import Bench, cancel, silver
+from tests.router.admission_bench import Bench, cancel, silver
 
 PREFILL, DECODE = types_pb2.ROLE_PREFILL, types_pb2.ROLE_DECODE
 

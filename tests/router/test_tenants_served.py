@@ -97,7 +97,7 @@ async def test_requests_wait_in_the_router_while_decode_has_no_room(serve):
         first = s.stub.Generate(prompt(), metadata=bearer("sk-zeta"))
         await first.read()
         asking = asyncio.create_task(s.ask(prompt(), metadata=bearer("sk-zeta")))
-        await wait_for(lambda: s.router._admission.num_waiting_for_decode == 1)
+        await wait_for(lambda: s.router._admission.gate.num_waiting_for_decode == 1)
         assert len(s.prefills[0].dispatches) == 1
         assert metric(s, "baton_queued_requests", {"class": "silver"}) == 1
         assert metric(s, "baton_requests_waiting_for", {"role": "decode"}) == 1
@@ -114,9 +114,9 @@ async def test_a_waiting_request_whose_client_leaves_is_never_sent(serve):
         first = s.stub.Generate(prompt(), metadata=bearer("sk-zeta"))
         await first.read()
         second = s.stub.Generate(prompt(), metadata=bearer("sk-zeta"))
-        await wait_for(lambda: s.router._admission.num_waiting_for_decode == 1)
+        await wait_for(lambda: s.router._admission.gate.num_waiting_for_decode == 1)
         second.cancel()
-        await wait_for(lambda: s.router._admission.num_waiting_for_decode == 0)
+        await wait_for(lambda: s.router._admission.gate.num_waiting_for_decode == 0)
         first.cancel()
         await wait_for(lambda: s.router._admission.ledger.num_inflight == 0)
         assert len(s.prefills[0].dispatches) == 1

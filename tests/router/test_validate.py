@@ -6,14 +6,12 @@ import pytest
 from baton.v1 import inference_pb2, types_pb2
 from core.errors import InvalidArgument
 from core.model_folder import DefaultSampling
-from core.sampling import SamplingParams
 from router.validate import (
     ModelLimits,
-    ResolvedRequest,
     check_defaults,
+    check_prompt,
     check_request,
     check_request_id,
-    complete_request,
 )
 
 LIMITS = ModelLimits(
@@ -43,7 +41,7 @@ def refusal(wrong, num_prompt=None):
     with pytest.raises(InvalidArgument) as caught:
         check_request(wrong, LIMITS)
         token_ids = list(wrong.token_ids.ids) or [5] * (num_prompt or 3)
-        complete_request(wrong, token_ids, LIMITS, drawn_seed=9)
+        check_prompt(wrong, token_ids, LIMITS)
     return caught.value
 
 
@@ -109,7 +107,7 @@ def test_a_token_id_outside_the_vocabulary_is_named_with_its_place(token_id):
 
 def test_a_text_with_tokens_that_the_model_lacks_is_refused():
     with pytest.raises(InvalidArgument, match=r"prompt\[1\] is 100, outside the vocabulary"):
-        complete_request(request(), [5, 100], LIMITS, drawn_seed=9)
+        check_prompt(request(), [5, 100], LIMITS)
 
 
 def test_too_many_token_ids_are_counted_but_not_looked_at():
@@ -211,57 +209,7 @@ def test_min_tokens_may_not_exceed_max_tokens():
 
 def test_an_input_without_tokens_is_empty():
     with pytest.raises(InvalidArgument, match="prompt is empty"):
-        complete_request(request(), [], LIMITS, drawn_seed=9)
-
-
-def test_what_is_not_given_takes_the_models_defaults():
-    limits = ModelLimits("tiny", 100, 32, (2, 3), DefaultSampling(0.7, 0.9, 40, 0.1, 1.1))
-    resolved = complete_request(request(), [5] * 10, limits, drawn_seed=9)
-    assert resolved == ResolvedRequest(
-        prompt_token_ids=(5,) * 10,
-        sampling=SamplingParams(
-            max_tokens=22,
-            temperature=0.7,
-            top_p=0.9,
-            top_k=40,
-            min_p=0.1,
-            seed=9,
-            repetition_penalty=1.1,
-            eos_token_ids=(2, 3),
-        ),
-        stop=(),
-    )
-
-
-def test_what_is_given_comes_before_the_defaults_even_when_it_is_zero():
-    limits = ModelLimits("tiny", 100, 32, (2,), DefaultSampling(0.7, 0.9, 40, 0.1, 1.1))
-    given = request(
-        max_tokens=22,
-        min_tokens=2,
-        temperature=0.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        seed=0,
-        repetition_penalty=1.0,
-        presence_penalty=0.5,
-        frequency_penalty=-0.5,
-        stop=["x"],
-        stop_token_ids=[7],
-        ignore_eos=True,
-        logprobs=0,
-    )
-    check_request(given, limits)
-    resolved = complete_request(given, [5] * 10, limits, drawn_seed=9)
-    assert resolved.stop == ("x",)
-    assert resolved.sampling == SamplingParams(
-        max_tokens=22,
-        min_tokens=2,
-        presence_penalty=0.5,
-        frequency_penalty=-0.5,
-        stop_token_ids=(7,),
-        logprobs=0,
-    )
+        check_prompt(request(), [], LIMITS)
 
 
 @pytest.mark.parametrize("request_id", ["x" * 129, "a b", "a\n", "é"])

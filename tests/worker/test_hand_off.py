@@ -413,14 +413,14 @@ async def test_groups_of_layers_travel_while_the_rest_is_computed(
     parts = []
     chunks = {"max_num_batched_tokens": 64, "max_num_seqs": 32}
     async with pair(folder, transport, prefill=chunks) as both:
-        decode = both.decode.host.service
-        real_announce = decode.announce  # type: ignore[attr-defined]
+        hand_off = both.decode.host.service._hand_off  # type: ignore[attr-defined]
+        real_announce = hand_off.announce
 
         def announce(request) -> None:  # type: ignore[no-untyped-def]
             parts.append((list(request.block_ids), request.part_offset, request.part_bytes))
             real_announce(request)
 
-        monkeypatch.setattr(decode, "announce", announce)
+        monkeypatch.setattr(hand_off, "announce", announce)
         prompts = [make_prompt(length) for length in (150, 40, 64)]
         results = await asyncio.gather(
             *(both.generate(prompt, f"r{i}") for i, prompt in enumerate(prompts))

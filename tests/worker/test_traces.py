@@ -131,7 +131,8 @@ async def test_a_router_that_leaves_while_prefill_waits_is_the_reason(
 
     async with pair(folder) as both:
         recorder = record(both)
-        monkeypatch.setattr(both.decode.host.service, "grant", give_no_room)
+        hand_off = both.decode.host.service._hand_off  # type: ignore[attr-defined]
+        monkeypatch.setattr(hand_off, "grant", give_no_room)
         await both.send(both.dispatch(make_prompt(40), "r", traceparent=CALLER))
         await has_asked.wait()
         await both.detach()

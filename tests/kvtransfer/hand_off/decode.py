@@ -1,4 +1,4 @@
-"""A decode worker around a real import table, step by step as decode_svc/service.py does it."""
+"""A decode worker around a real import table, step by step as decode_svc does it."""
 
 from __future__ import annotations
 
