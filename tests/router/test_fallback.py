@@ -15,7 +15,7 @@ from router.fallback import Fallback, FallbackConfig
 from router.settings import RouterSettings
 from router.tenants import ServiceClass, Tenant
 from tests.model_folder import write_model_folder
-from tests.router.stack import prompt, stack, wait_for
+from tests.router.stack import prompt, stack
 
 GOLD = Tenant("g", "gold", ServiceClass(share=0.7))
 
