@@ -3,8 +3,8 @@
 The CA is the deployment's alone: whoever has a certificate of it may speak as any service, so
 it must sign nothing else. All certificates carry one name (`--tls-name`) instead of addresses,
 which in a cluster change with every pod. Files may be replaced while a service runs, as
-cert-manager does: a server shows the new certificate from the next handshake on, and the
-router with the next stream to a worker. A channel keeps the certificate with which it was opened.
+cert-manager does: a server shows the new certificate from the next handshake on, and a
+router with its next stream to a worker. A channel keeps the certificate with which it was opened.
 """
 
 from __future__ import annotations

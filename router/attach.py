@@ -269,13 +269,12 @@ class _Outgoing:
         """To be added to: it is sent when the turn ends."""
         if self._message is None:
             self._message = worker_pb2.RouterMessage()
-            asyncio.get_running_loop().call_soon(self._leave)
+            asyncio.get_running_loop().call_soon(self._leave, self._message)
         return self._message
 
-    def _leave(self) -> None:
-        message, self._message = self._message, None
-        if message is not None:
-            self._send(message.SerializeToString())
+    def _leave(self, message: worker_pb2.RouterMessage) -> None:
+        self._message = None
+        self._send(message.SerializeToString())
 
 
 def _drop(message: bytes) -> None:

@@ -16,8 +16,9 @@ from core.rpc import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, MAX_MESSAGE_BYTES
 from router.grpc_client.http2 import ClientHttp2
 from router.grpc_client.status import CallFailed, check_answer, check_end, of_reset
 
-_CLOSE_S = 0.2
-"""For a server to take what has been sent, and to say goodbye where TLS wants it."""
+_CLOSE_S = 0.02
+"""For the system to take what has been sent. Over TLS a connection is not closed before the server
+has said goodbye, too, which grpcio does not."""
 
 
 class Call(asyncio.Protocol):
@@ -25,6 +26,7 @@ class Call(asyncio.Protocol):
 
     def __init__(self, headers: Headers) -> None:
         self._headers = headers
+        self._transport: asyncio.Transport | None = None
         self._fields: dict[bytes, bytes] = {}
         """Headers of the answer, the last ones, too."""
         # Nothing asks for compression.
@@ -80,9 +82,16 @@ class Call(asyncio.Protocol):
             raise self._failure
         return None
 
+    def abort(self) -> None:
+        """Cuts the connection, also one that is still being made."""
+        self._finish(_closed())
+        if self._transport is not None:
+            self._transport.abort()
+
     async def close(self) -> None:
         """Takes the call back if it has not ended, and closes its connection."""
-        self._cancel(CallFailed(grpc.StatusCode.CANCELLED, "the call was closed"))
+        assert self._transport is not None, "a call that is not connected is aborted"
+        self._cancel(_closed())
         self._transport.close()
         try:
             with suppress(TimeoutError):
@@ -95,6 +104,10 @@ class Call(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._is_over:
+            # uvloop may finish a handshake when nobody waits for it any more.
+            self._transport.abort()
+            return
         self._http2 = ClientHttp2(self, self._transport.write)
         self._stream = self._http2.open(encode_headers(self._headers))
 
@@ -109,10 +122,11 @@ class Call(asyncio.Protocol):
             self._finish(_lost(f"what comes is not HTTP/2 as it should be: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        goodbye = self._http2.goodbye
-        parts = ["the connection was lost", str(exc or ""), goodbye and f"GOAWAY: {goodbye}"]
-        self._finish(_lost("; ".join(filter(None, parts))))
         self._lost.set()
+        if not self._is_over:
+            goodbye = self._http2.goodbye
+            parts = ["the connection was lost", str(exc or ""), goodbye and f"GOAWAY: {goodbye}"]
+            self._finish(_lost("; ".join(filter(None, parts))))
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -247,6 +261,10 @@ class Call(asyncio.Protocol):
             self._timer = self._later(KEEPALIVE_TIMEOUT_S, is_asked=True)
         else:
             self._finish(_lost("the server does not answer pings"))
+
+
+def _closed() -> CallFailed:
+    return CallFailed(grpc.StatusCode.CANCELLED, "the call was closed")
 
 
 def _lost(reason: str) -> CallFailed:

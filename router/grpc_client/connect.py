@@ -23,8 +23,15 @@ async def open_call(
 
     Raises CallFailed, and TimeoutError when there is no connection after `timeout_s`.
     """
-    async with asyncio.timeout(timeout_s):
-        call = await _connect(address, method, tls)
+    authority = address if tls is None else tls.name
+    call = Call(request_headers(method, authority, is_encrypted=tls is not None))
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _connect(call, address, tls)
+    except BaseException:
+        # uvloop may leave a connection open when it is cancelled as the handshake ends.
+        call.abort()
+        raise
     try:
         call.keep_alive()
         yield call
@@ -32,15 +39,13 @@ async def open_call(
         await call.close()
 
 
-async def _connect(address: str, method: str, tls: Tls | None) -> Call:
-    host, port = split_host_port(address)
-    authority = address if tls is None else tls.name
-    headers = request_headers(method, authority, is_encrypted=tls is not None)
+async def _connect(call: Call, address: str, tls: Tls | None) -> None:
     try:
+        host, port = split_host_port(address)
         # Anew for each connection: the files may have been replaced.
         context = None if tls is None else await asyncio.to_thread(tls.client_context)
-        transport, call = await asyncio.get_running_loop().create_connection(
-            lambda: Call(headers),
+        transport, _ = await asyncio.get_running_loop().create_connection(
+            lambda: call,
             host,
             port,
             ssl=context,
@@ -48,10 +53,8 @@ async def _connect(address: str, method: str, tls: Tls | None) -> Call:
         )
     except TimeoutError:
         raise
-    except (OSError, UnicodeError, StartupError) as error:
+    except (OSError, ValueError, StartupError) as error:
         raise CallFailed(grpc.StatusCode.UNAVAILABLE, f"{address}: {error}") from error
     tls_object = transport.get_extra_info("ssl_object")
     if tls_object is not None and tls_object.selected_alpn_protocol() != "h2":
-        await call.close()
         raise CallFailed(grpc.StatusCode.UNAVAILABLE, f"{address} does not speak HTTP/2")
-    return call

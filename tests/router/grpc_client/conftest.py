@@ -30,8 +30,10 @@ class Probe:
     """A service of one method, which answers each message and ends behind b"end"."""
 
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    num_running: int = 0
 
     async def Chat(self, requests, context):
+        self.num_running += 1
         try:
             async for request in requests:
                 if request == b"end":
@@ -40,6 +42,7 @@ class Probe:
                     await context.abort(grpc.StatusCode.ABORTED, request[6:].decode())
                 yield b"re: " + request
         finally:
+            self.num_running -= 1
             self.ended.set()
 
 

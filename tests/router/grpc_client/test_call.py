@@ -159,6 +159,19 @@ async def test_a_call_that_is_over_has_no_timer(connected):
     assert call._timer is None
 
 
+async def test_a_call_may_be_aborted_before_and_after_it_is_connected(connected):
+    late = Call(request_headers("/test.Probe/Chat", "test", is_encrypted=False))
+    late.abort()
+    for call, transport in (connected, (late, Transport())):
+        if call is late:
+            call.connection_made(transport)
+        call.abort()
+        assert (transport.written, transport.is_aborted) == (b"", True)
+        call.connection_lost(None)
+        with pytest.raises(CallFailed, match="CANCELLED: the call was closed"):
+            await call.read(5)
+
+
 async def test_closing_waits_only_a_moment_for_a_server_that_does_not_let_it(connected):
     call, transport = connected
     await call.close()

@@ -108,6 +108,13 @@ async def test_a_server_is_found_by_name_and_by_either_kind_of_address():
             assert await read_all(call) == ([], "OK")
 
 
+@pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:http"])
+async def test_what_is_no_address_is_unavailable(address):
+    messages, end = await outcome(address)
+    assert messages == []
+    assert end.startswith(f"UNAVAILABLE: {address}: invalid literal")
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid", "x" * 70 + ".y"])
 async def test_a_server_that_cannot_be_reached_is_unavailable(host):
     with socket.socket() as unused:

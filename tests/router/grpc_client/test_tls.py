@@ -110,6 +110,24 @@ async def test_a_server_that_does_not_choose_http2_is_unavailable(tmp_path, ours
     await server.wait_closed()
 
 
+async def test_a_caller_may_be_cancelled_at_any_moment(tmp_path, authority, ours):
+    async def call_for_ever(address):
+        async with called(address, ours) as call:
+            call.send(b"x")
+            while True:
+                await call.read(5)
+
+    async with grpc_server(identity(tmp_path / "server", authority)) as (address, probe, _):
+        for number in range(120):
+            caller = asyncio.create_task(call_for_ever(address))
+            await asyncio.sleep(number * 5e-5)
+            caller.cancel()
+            await asyncio.wait([caller])
+            assert caller.cancelled()
+        await asyncio.sleep(0.2)
+        assert probe.num_running == 0
+
+
 async def test_a_server_that_does_not_shake_hands_is_given_up(ours):
     async def hold(reader, writer):
         await reader.read()
