@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _ATTACH = "/baton.v1.Worker/Attach"
 _MIN_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
-_TOKENS_AT_ONCE = 256
+_TOKENS_AT_ONCE = 128
 _OUTPUTS_AT_ONCE = 8
 """Between so many of a message others have their turn: they take about a millisecond."""
 
@@ -191,7 +191,6 @@ class WorkerLink:
                 outgoing = self._outgoing = _Outgoing(call.send)
                 outgoing.message.attach.router_id = self._router_id
                 outgoing.message.attach.epoch = self.epoch
-                call.take = self._take
                 while (message := await call.read(silence_s)) is not None:
                     await self._receive(worker_pb2.WorkerMessage.FromString(message))
             return "the worker ended the stream"
@@ -204,36 +203,7 @@ class WorkerLink:
             logger.exception("what %s says cannot be used", self.worker_id)
             return f"{type(error).__name__}: {error}"
 
-    def _take(self, data: bytes) -> bool:
-        """Deals with a message that does not take long; any other is for `_receive`."""
-        message = worker_pb2.WorkerMessage.FromString(data)
-        is_long = (
-            len(message.tokens.token_ids) > _TOKENS_AT_ONCE
-            or len(message.outputs) > _OUTPUTS_AT_ONCE
-        )
-        if not is_long:
-            self._note(message)
-            self._give_tokens(message.tokens, 0, time.monotonic())
-            for output in message.outputs:
-                self._give(output)
-        return not is_long
-
     async def _receive(self, message: worker_pb2.WorkerMessage) -> None:
-        """Takes a message in, with breaks in which others have their turn."""
-        self._note(message)
-        now = time.monotonic()
-        for start in range(0, len(message.tokens.token_ids), _TOKENS_AT_ONCE):
-            if start:
-                await asyncio.sleep(0)
-            self._give_tokens(message.tokens, start, now)
-        for index, output in enumerate(message.outputs):
-            if index % _OUTPUTS_AT_ONCE == 0:
-                # Requests that begin or end together do not keep other streams waiting.
-                await asyncio.sleep(0)
-            self._give(output)
-
-    def _note(self, message: worker_pb2.WorkerMessage) -> None:
-        """What a message says of the worker itself."""
         is_news = not self.is_attached
         if is_news:
             self.is_attached = True
@@ -247,22 +217,32 @@ class WorkerLink:
             is_news = True
         if is_news:
             self._on_change()
+        if message.HasField("tokens"):
+            await self._receive_tokens(message.tokens)
+        for index, output in enumerate(message.outputs, 1):
+            sink = self._sinks.get((output.request_id, output.attempt))
+            if sink is not None:
+                sink.on_output(self, output)
+            if index % _OUTPUTS_AT_ONCE == 0:
+                # Requests that begin or end together do not keep other streams waiting.
+                await asyncio.sleep(0)
 
-    def _give(self, output: worker_pb2.SequenceOutput) -> None:
-        sink = self._sinks.get((output.request_id, output.attempt))
-        if sink is not None:
-            sink.on_output(self, output)
-
-    def _give_tokens(self, tokens: worker_pb2.StepTokens, start: int, now: float) -> None:
-        """Some of a step's tokens: this and what it calls run for every token of every stream."""
+    async def _receive_tokens(self, tokens: worker_pb2.StepTokens) -> None:
+        """A step's tokens: this and what it calls run for every token of every stream."""
+        now = time.monotonic()
         takers = self._token_takers
-        part = slice(start, start + _TOKENS_AT_ONCE)
-        # Slices are lists, which are faster to go through than what they are of.
-        columns = tokens.stream_ids[part], tokens.output_indexes[part], tokens.token_ids[part]
-        for stream_id, output_index, token_id in zip(*columns, strict=True):
-            take = takers.get(stream_id)
-            if take is not None:
-                take(output_index, token_id, now)
+        num_tokens = len(tokens.token_ids)
+        for start in range(0, num_tokens, _TOKENS_AT_ONCE):
+            part = slice(start, start + _TOKENS_AT_ONCE)
+            # Slices are lists, which are faster to go through than what they are of.
+            columns = tokens.stream_ids[part], tokens.output_indexes[part], tokens.token_ids[part]
+            for stream_id, output_index, token_id in zip(*columns, strict=True):
+                take = takers.get(stream_id)
+                if take is not None:
+                    take(output_index, token_id, now)
+            if num_tokens - start >= _TOKENS_AT_ONCE:
+                # Where many streams run, or steps have piled up, others have their turn.
+                await asyncio.sleep(0)
 
     def _lost(self, reason: str, level: int = logging.WARNING) -> None:
         if self.is_attached:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
@@ -26,9 +25,6 @@ class Call(asyncio.Protocol):
     """Begins as soon as it is connected. It is its HTTP/2's Listener."""
 
     def __init__(self, headers: Headers) -> None:
-        self.take: Callable[[bytes], bool] | None = None
-        """Is offered a message that comes alone while `read` waits, which spares a turn of the
-        event loop. True: it has been dealt with. What it raises, `read` raises."""
         self._headers = headers
         self._transport: asyncio.Transport | None = None
         self._fields: dict[bytes, bytes] = {}
@@ -41,9 +37,6 @@ class Call(asyncio.Protocol):
         """What the server may send again once all that is there has been dealt with."""
         self._news: asyncio.Future[None] | None = None
         """Waits for a message or the end."""
-        self._message_at = 0.0
-        """When the last message came, or `read` began to wait (event loop time)."""
-        self._silence: asyncio.TimerHandle | None = None
         self._held: deque[bytes] = deque()
         """Messages for which the server had no room yet."""
         self._num_sent_bytes = 0
@@ -174,8 +167,6 @@ class Call(asyncio.Protocol):
             self._cancel(CallFailed(refused.code, refused.message))
             return
         self._num_unread_bytes += len(data)
-        if self._news is not None and not self._news.done() and len(self._messages) == 1:
-            self._offer(self._news)
         if self._messages:
             self._wake()
         else:
@@ -219,33 +210,18 @@ class Call(asyncio.Protocol):
         if num_bytes:
             self._http2.consumed(self._stream, num_bytes)
 
-    def _offer(self, news: asyncio.Future[None]) -> None:
-        """Lets `take` have the only message."""
-        self._message_at = asyncio.get_running_loop().time()
-        try:
-            if self.take is not None and self.take(self._messages[0]):
-                self._messages.clear()
-        except Exception as error:
-            news.set_exception(error)
-
     async def _wait(self, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         self._news = loop.create_future()
-        self._message_at = loop.time()
-        self._silence = loop.call_later(timeout_s, self._look_for_silence, timeout_s)
+        timer = loop.call_later(timeout_s, self._expire)
         try:
             await self._news
         finally:
-            self._silence.cancel()
+            timer.cancel()
             self._news = None
 
-    def _look_for_silence(self, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        left_s = self._message_at + timeout_s - loop.time()
-        if left_s > 0:
-            # Messages have been taken meanwhile.
-            self._silence = loop.call_later(left_s, self._look_for_silence, timeout_s)
-        elif self._news is not None and not self._news.done():
+    def _expire(self) -> None:
+        if self._news is not None and not self._news.done():
             self._news.set_exception(TimeoutError())
 
     def _wake(self) -> None:

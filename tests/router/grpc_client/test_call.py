@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from core.http2.base import STREAM_WINDOW
 from core.http2.frames import ACK, PREFACE, Kind, frame
 from router.grpc_client.call import Call
 from router.grpc_client.status import CallFailed, request_headers
@@ -120,78 +119,6 @@ async def test_a_cancelled_reader_leaves_nothing(connected):
     assert (reading.cancelled(), call._news) == (True, None)
     call.data_received(headers_frame() + data_frame(message(b"a")))
     assert await call.read(0) == b"a"
-
-
-@pytest.fixture
-async def offered(connected):
-    """A call whose reader waits and whose messages are taken, its reader, and what was taken."""
-    call, _ = connected
-    taken = []
-    call.take = lambda data: taken.append(data) or True
-    call.data_received(headers_frame())
-    reading = asyncio.create_task(call.read(5))
-    await asyncio.sleep(0)
-    yield call, reading, taken
-    reading.cancel()
-
-
-async def test_a_message_that_comes_alone_is_taken_at_once(offered):
-    call, reading, taken = offered
-    call.data_received(data_frame(message(b"a")))
-    call.data_received(data_frame(message(b"b")))
-    assert taken == [b"a", b"b"]
-    call.data_received(data_frame(message(b"c") + message(b"d")))
-    assert (await reading, await call.read(5)) == (b"c", b"d")
-    assert taken == [b"a", b"b"]
-
-
-async def test_nothing_is_taken_while_a_message_is_dealt_with(offered):
-    call, reading, taken = offered
-    call.data_received(data_frame(message(b"c") + message(b"d")))
-    call.data_received(data_frame(message(b"e")))
-    assert [await reading, await call.read(5), await call.read(5)] == [b"c", b"d", b"e"]
-    call.data_received(data_frame(message(b"f")))
-    assert (await call.read(5), taken) == (b"f", [])
-
-
-async def test_what_is_not_taken_is_read(offered):
-    call, reading, _ = offered
-    call.take = lambda data: False
-    call.data_received(data_frame(message(b"a")))
-    assert await reading == b"a"
-
-
-async def test_who_cannot_take_a_message_is_told_by_reading(offered):
-    call, reading, _ = offered
-    call.take = lambda data: 1 // 0
-    call.data_received(data_frame(message(b"a")))
-    with pytest.raises(ZeroDivisionError):
-        await reading
-
-
-async def test_a_server_whose_messages_are_taken_is_not_silent(connected):
-    call, _ = connected
-    call.take = lambda data: True
-    call.data_received(headers_frame())
-    reading = asyncio.create_task(call.read(0.3))
-    for _ in range(8):
-        await asyncio.sleep(0.1)
-        call.data_received(data_frame(message(b"a")))
-    assert not reading.done()
-    with pytest.raises(TimeoutError):
-        await reading
-
-
-async def test_room_comes_back_when_messages_have_been_taken(connected):
-    call, transport = connected
-    call.take = lambda data: True
-    call.data_received(headers_frame())
-    reading = asyncio.create_task(call.read(5))
-    await asyncio.sleep(0)
-    for _ in range(2):
-        call.data_received(data_frame(message(b"x" * (STREAM_WINDOW // 4 - 5))))
-    assert [kind for kind, _ in transport.frames()] == [Kind.WINDOW_UPDATE]
-    reading.cancel()
 
 
 async def test_a_server_that_says_something_is_not_asked(connected):
