@@ -173,6 +173,22 @@ async def test_outputs_come_in_order_however_many():
     assert sink.outputs == outputs
 
 
+async def test_tokens_come_in_order_however_many():
+    worker, taken = Worker(), []
+    async with serve(worker) as address, linked(address) as (link, _):
+        link.take_tokens(5, lambda index, token_id, _: taken.append((index, token_id)))
+        for first, last in ((0, 1), (1, 900), (900, 901), (901, 1000)):
+            indexes = range(first, last)
+            tokens = worker_pb2.StepTokens(
+                stream_ids=[5] * len(indexes),
+                output_indexes=indexes,
+                token_ids=[2 * index for index in indexes],
+            )
+            worker.say.put_nowait(worker_pb2.WorkerMessage(tokens=tokens))
+        await wait_for(lambda: len(taken) == 1000)
+    assert taken == [(index, 2 * index) for index in range(1000)]
+
+
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
