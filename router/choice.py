@@ -80,6 +80,7 @@ class Choice:
         """
         num_known = len(self.token_ids)
         is_stopped = self._text.add(output)
+        self._look = self._text.look
         if len(self.token_ids) > num_known:
             self._count_time(time.monotonic())
         if is_stopped:

@@ -77,6 +77,13 @@ async def test_parts_of_a_character_wait_for_the_rest():
         assert "".join(s.lane.sent) == "<é🙂a"
 
 
+async def test_a_part_of_a_character_in_a_message_keeps_its_place():
+    async with pushing() as s:
+        s.receive(1, ids("é")[0])
+        s.take_all(ids("ab"), first=2)
+        assert "".join(s.lane.sent) == "<\ufffdab"
+
+
 async def test_what_is_known_already_is_left_out():
     async with pushing() as s:
         s.take_all(ids("ab"), first=1)
