@@ -90,7 +90,8 @@ class ChunkedBody:
         self._cycle = cycle
         self._flow = cycle.flow
         self._batch = batch
-        self._lane: TextLane | None = None
+        self._lanes: list[TextLane] = []
+        """Those in use: one for each of the prompts whose texts are sent at present."""
         self._on_lost: Callable[[], None] | None = None
 
     @property
@@ -133,13 +134,15 @@ class ChunkedBody:
 
         When it is full, ASGI's `send` waits until the client keeps up again.
         """
-        self._lane = _BodyLane(self._cycle, self._batch, before, after)
-        return self._lane
+        lane = _BodyLane(self._cycle, self._batch, before, after)
+        self._lanes = [*(other for other in self._lanes if other.on_full is not None), lane]
+        return lane
 
     def full(self) -> None:
         """The client does not keep up."""
-        if self._lane is not None and self._lane.on_full is not None:
-            self._lane.on_full()
+        for lane in self._lanes:
+            if lane.on_full is not None:
+                lane.on_full()
 
     def flush(self, num_bytes: int, *, is_last: bool) -> None:
         """To be called before ASGI's `send` of so many bytes, so that all keeps its order."""

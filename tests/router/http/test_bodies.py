@@ -82,6 +82,22 @@ async def test_a_full_socket_is_told():
     assert not lane.is_full
 
 
+async def test_a_full_socket_is_told_to_every_prompt_of_a_request():
+    told = []
+    body = ChunkedBody(cycle([]), TextBatch())
+    for prompt in "ab":
+        body.text_lane(b"", b"").on_full = lambda prompt=prompt: told.append(prompt)
+    body.full()
+    assert told == ["a", "b"]
+
+
+async def test_lanes_that_are_over_are_not_kept():
+    body = ChunkedBody(cycle([]), TextBatch())
+    for _ in range(3):
+        body.text_lane(b"", b"")
+    assert len(body._lanes) == 1
+
+
 async def test_a_connection_that_fails_keeps_nobody_else_from_writing():
     def fail(data):
         raise RuntimeError("closed")
