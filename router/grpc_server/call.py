@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _DEADLINE_GRACE_S = 0.05
 """For the servicer, which has more to say of it."""
 _REQUEST_TIMEOUT_S = 60.0
-"""For a request of one message to come whole, give or take a connection's keep-alive."""
+"""For a request to come whole and to be read, give or take a connection's keep-alive."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,10 @@ class Call:
         self._num_waiting_bytes = 0
         """Of requests, as the connection knows it."""
         loop = asyncio.get_running_loop()
-        self._came_at = loop.time()
+        self._waits_since = loop.time()
+        """Since when its request, or the next one of a stream, has not been read."""
         if head.timeout_s is not None:
-            self._deadline = self._came_at + head.timeout_s
+            self._deadline = self._waits_since + head.timeout_s
             self._timer = loop.call_at(self._deadline + _DEADLINE_GRACE_S, self._expire)
 
     # What servicers call.
@@ -164,6 +165,8 @@ class Call:
 
     def receive(self, data: bytes) -> int:
         """Takes what has come; returns how many bytes more may come instead. Raises Refused."""
+        if self._reader.is_empty and not self._method.has_one_request:
+            self._waits_since = asyncio.get_running_loop().time()
         self._reader.feed(data)
         self._count_waiting()
         if self._method.has_one_request:
@@ -194,8 +197,10 @@ class Call:
         self._start()
 
     def end_if_late(self, now: float) -> None:
-        """Ends it if its only request is not whole after a while (`now` in the loop's time)."""
-        if self._task is None and now - self._came_at > _REQUEST_TIMEOUT_S:
+        """Ends it if a request has not come whole, or waits unread, after a while (`now` in the
+        loop's time): what waits counts against all clients."""
+        is_waiting = self._task is None or not self._reader.is_empty
+        if is_waiting and now - self._waits_since > _REQUEST_TIMEOUT_S:
             message = f"the request did not come within {_REQUEST_TIMEOUT_S:.0f} s"
             self._connection.end(self, End(grpc.StatusCode.DEADLINE_EXCEEDED, message))
 
@@ -263,6 +268,7 @@ class Call:
 
     def _next_request(self) -> Any:
         message = self._reader.take()
+        self._waits_since = asyncio.get_running_loop().time()
         self._count_waiting()
         try:
             return self._method.deserialize(message)

@@ -194,6 +194,19 @@ async def test_a_request_that_does_not_come_whole_ends(serve, monkeypatch):
         await still_serves(raw)
 
 
+async def test_half_a_message_of_a_stream_is_not_held_for_ever(serve, monkeypatch):
+    monkeypatch.setattr(connection, "KEEPALIVE_S", 0.2)
+    monkeypatch.setattr(grpc_call, "_REQUEST_TIMEOUT_S", 0.1)
+    async with serve() as s, s.raw() as raw:
+        raw.send(begun(1, "Chat", message(b"x")))
+        assert (await raw.until(Kind.DATA))[3] == message(b"re: x")
+        raw.send(data_frame(1, message(b"y")[:-1], flags=0))
+        status = (await raw.headers())["grpc-status"]
+        assert status == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
+        assert s.shared.num_waiting_bytes == 0
+        await still_serves(raw)
+
+
 def begun(stream_id: int, method: str, data: bytes) -> bytes:
     """A call whose request goes on."""
     headers = headers_frame(stream_id, headers=request_to(method))
