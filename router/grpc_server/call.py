@@ -106,7 +106,7 @@ class Call:
         """Of the first of them."""
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
-        self._num_waiting_bytes = 0
+        self.num_waiting_bytes = 0
         """Of requests, as the connection knows it."""
         loop = asyncio.get_running_loop()
         self._waits_since = loop.time()
@@ -294,7 +294,7 @@ class Call:
     def _count_waiting(self) -> None:
         """Raises Refused when there is no room for what has come."""
         num_bytes = self._reader.num_bytes
-        increase, self._num_waiting_bytes = num_bytes - self._num_waiting_bytes, num_bytes
+        increase, self.num_waiting_bytes = num_bytes - self.num_waiting_bytes, num_bytes
         self._connection.count_waiting(increase)
 
     def _take_unread(self) -> int:

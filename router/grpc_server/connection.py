@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 256 << 20
 """Of all clients' requests, before anybody has looked at who sends them."""
+_TOO_MUCH_WAITS = End(
+    grpc.StatusCode.RESOURCE_EXHAUSTED, "too many bytes of requests that are not whole wait"
+)
 _LINGER_S = 1.0
 """For clients to leave, and to say that they go on reading."""
 
@@ -41,7 +44,7 @@ class Shared:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """Of servicers; some may still clean up behind the end of their call."""
     num_waiting_bytes: int = 0
-    """Of requests that are not whole, or that servicers have not read."""
+    """Of all connections."""
     is_stopping: bool = False
     """New connections are sent away."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -61,6 +64,8 @@ class Connection(asyncio.Protocol):
         self._is_heard = False
         self._is_going_away = False
         self._is_closed = False
+        self.num_waiting_bytes = 0
+        """Of requests that are not whole, or that servicers have not read."""
 
     # What asyncio calls.
 
@@ -201,14 +206,21 @@ class Connection(asyncio.Protocol):
             self._http2.consumed(call.stream, num_bytes)
 
     def count_waiting(self, num_bytes: int) -> None:
-        """So many bytes more, or less, of requests wait. Raises Refused when there are too many."""
+        """So many bytes more, or less, of requests wait. When that is too many in all, calls of
+        the client with the most have to end: raises Refused if it is this one."""
         shared = self._shared
+        self.num_waiting_bytes += num_bytes
         shared.num_waiting_bytes += num_bytes
-        if num_bytes > 0 and shared.num_waiting_bytes > MAX_WAITING_BYTES:
-            raise Refused(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"requests that have not come whole have over {MAX_WAITING_BYTES} bytes",
-            )
+        while num_bytes > 0 and shared.num_waiting_bytes > MAX_WAITING_BYTES:
+            greediest = max(shared.connections, key=lambda other: other.num_waiting_bytes)
+            if greediest is self:
+                raise Refused(_TOO_MUCH_WAITS.code, _TOO_MUCH_WAITS.message)
+            greediest.end_greediest()
+
+    def end_greediest(self) -> None:
+        """Ends the call whose requests take the most memory."""
+        call = max(self._calls.values(), key=lambda call: call.num_waiting_bytes)
+        self.end(call, _TOO_MUCH_WAITS)
 
     def end(self, call: Call, end: End) -> None:
         """Ends `call`, if it has not ended yet, and with it whatever its servicer does."""
@@ -288,6 +300,8 @@ class Connection(asyncio.Protocol):
         now = asyncio.get_running_loop().time()
         for call in list(self._calls.values()):
             call.end_if_late(now)
+        if self._is_closed:
+            return  # the last call of a connection that was going away
         if self._is_heard:
             self._timer = self._later(KEEPALIVE_S, self._ask_for_life)
         else:

@@ -13,6 +13,7 @@ from tests.router.grpc_server.peers import headers_frame, request_to
 from tests.router.stack import wait_for
 
 PING = frame(Kind.PING, 0, 0, bytes(8))
+RESOURCE_EXHAUSTED = str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
 
 
 def reset(stream_id: int) -> bytes:
@@ -167,17 +168,28 @@ async def test_requests_that_are_not_whole_have_a_bound_together(serve, monkeypa
     async with serve() as s, s.raw() as raw, s.raw() as other:
         raw.send(begun(1, "Echo", whole[:400]))
         await wait_for(lambda: s.shared.num_waiting_bytes == 400)
-        other.send(begun(1, "Total", whole[:400]))
-        await wait_for(lambda: s.shared.num_waiting_bytes == 800)
+        other.send(begun(1, "Total", whole[:450]))
+        await wait_for(lambda: s.shared.num_waiting_bytes == 850)
         other.send(begun(3, "Echo", whole[:400]))
-        status = (await other.headers())["grpc-status"]
-        assert status == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+        assert (await other.headers())["grpc-status"] == RESOURCE_EXHAUSTED
         await still_serves(other)
         raw.send(data_frame(1, whole[400:]))
         assert (await raw.until(Kind.DATA))[3] == message(b"re: " + b"x" * 600)
-        assert s.shared.num_waiting_bytes == 400
+        assert s.shared.num_waiting_bytes == 450
         other.send(reset(1))
         await wait_for(lambda: s.shared.num_waiting_bytes == 0)
+
+
+async def test_who_has_the_most_that_is_not_whole_makes_room_for_others(serve, monkeypatch):
+    monkeypatch.setattr(connection, "MAX_WAITING_BYTES", 1000)
+    whole = message(b"x" * 2000)
+    async with serve() as s, s.raw() as greedy, s.raw() as other:
+        greedy.send(begun(1, "Echo", whole[:390]), begun(3, "Echo", whole[:610]))
+        await wait_for(lambda: s.shared.num_waiting_bytes == 1000)
+        await still_serves(other)
+        assert (await greedy.headers())["grpc-status"] == RESOURCE_EXHAUSTED
+        assert s.shared.num_waiting_bytes == 390
+        await still_serves(greedy)
 
 
 async def test_a_request_that_does_not_come_whole_ends(serve, monkeypatch):
