@@ -158,7 +158,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def play_decode(
         self, dispatch: worker_pb2.Dispatch, first: int, choice: int, **fields: int
     ) -> None:
-        """Sends the token at `first` again and all that follow it."""
+        """Sends the token at `first` again and all that follow it, unless it refuses everything:
+        prefill, which has it do so, may be the first to hear of a request."""
+        if self.refusal is not None:
+            return
         script = self.script
         is_faulty = dispatch.attempt <= script.num_faults
         for index in range(first, len(script.reply) - choice):

