@@ -9,7 +9,7 @@ import h2.events
 from core.http2.frames import PREFACE, Kind, frame
 from router.grpc_server.http2 import ServerHttp2
 from tests.core.http2 import wire
-from tests.core.http2.wire import frames_in
+from tests.core.http2.end import RecordingEnd
 
 REQUEST = [
     (":method", "POST"),
@@ -41,43 +41,17 @@ def h2_client() -> h2.connection.H2Connection:
     return client
 
 
-class Server:
-    """A ServerHttp2 with a listener that keeps what it is told, as `(what, stream, more...)`."""
+class Server(RecordingEnd):
+    """A ServerHttp2 that keeps what it is told."""
 
     def __init__(self, *, is_begun=True):
-        self.told = []
-        self.num_rooms = 0
-        self._sent = bytearray()
-        self.http2 = ServerHttp2(self, self._sent.extend)
-        if is_begun:
-            self.http2.receive(BEGINNING)
-            self.sent()
+        super().__init__(ServerHttp2, BEGINNING, is_begun=is_begun)
 
     def on_request(self, stream, headers):
         self.told.append(("request", stream.id))
 
-    def on_data(self, stream, data):
-        self.told.append(("data", stream.id, data))
-
-    def on_end(self, stream):
-        self.told.append(("end", stream.id))
-
     def on_reset(self, stream, code):
         self.told.append(("reset", stream.id))
-
-    def on_room(self):
-        self.num_rooms += 1
-
-    def sent(self) -> bytes:
-        """Since the last time."""
-        data = bytes(self._sent)
-        self._sent.clear()
-        return data
-
-    def answer(self, *data: bytes) -> list:
-        """What is sent upon `data`, as frames."""
-        self.http2.receive(b"".join(data))
-        return frames_in(self.sent())
 
     def stream(self, stream_id: int = 1, flags: int = 0):
         """A new one."""
