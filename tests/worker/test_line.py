@@ -83,7 +83,7 @@ async def test_a_request_that_ends_before_its_turn_lets_the_next_one_ask_for_roo
         for name in ("first", "second"):
             await both.send(both.dispatch(make_prompt(100), name))
         await until(lambda: both.decode.load.queue_depth == 1)
-        assert both.prefill.load.queue_depth == 1
+        await until(lambda: both.prefill.load.queue_depth == 1)
         both.abort("first")
         await until(lambda: both.prefill.load.queue_depth == 0)
         await until(lambda: both.decode.load.queue_depth == 1)

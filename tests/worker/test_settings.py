@@ -28,3 +28,8 @@ def test_what_is_said_counts(device: str) -> None:
 def test_the_environment_turns_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_ASYNC_SCHEDULING", "1")
     assert settings().schedules_ahead
+
+
+def test_over_many_requests_every_block_has_its_turn_to_be_sampled() -> None:
+    sampled = settings(kv_verify="sampled")
+    assert {sampled.digest_plan().offset for _ in range(2000)} == set(range(8))
