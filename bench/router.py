@@ -2,13 +2,14 @@
 
 The workers speak the real protocol (bench/mock_workers.py), so the router does all of its work:
 parse, tokenize, hash, route, demultiplex, detokenize, write. CPU time counts every thread of
-the router, tokenizing included; wall clock is too noisy on shared machines.
+the router, tokenizing included; wall clock is too noisy on shared machines. Beside it stand bare
+servers, which write the same tokens and do no more, and a peer's router, which merely proxies the
+same from a mock of the same pace. All run at once and take turns under load, round by round;
+figures are medians of the rounds, and ratios and differences are taken within a round.
 
 - streams: CPU per token with 256 streams at a decode step of 20 ms, over gRPC and over SSE.
-  Two runs that differ in answer length alone; their difference is tokens. Beside it, in the
-  same way, a bare server on the same libraries that writes the same tokens and does no more.
-- requests: CPU of a whole streamed request of 64 tokens, next to the bare server's, and of a
-  peer's router that merely proxies the same between the same clients and a mock of the same pace.
+  Two runs that differ in answer length alone; their difference is tokens.
+- requests: CPU of a whole streamed request of 64 tokens.
 - rate: requests a second with answers of one token, and what the router, half busy, adds to the
   TTFT that the same clients see of the bare server (workers and Redis included). Half busy is
   less than half of the former rate: where 64 clients wait, each turn of the event loop serves
@@ -20,14 +21,17 @@ the router, tokenizing included; wall clock is too noisy on shared machines.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 from bench.loop_stalls import longest_callback_s
 from bench.report import Reporter, argument_parser
+from bench.router_load import Load, load, us_per_token
 from bench.router_stacks import (
     PEER,
     Measured,
@@ -37,6 +41,7 @@ from bench.router_stacks import (
     peer_router,
 )
 from bench.stream_clients import WORDS
+from bench.turns import in_turns, median_difference, median_ratio
 from core.model_folder import ModelFolder
 from core.tokenizer import Tokenizer
 from engine.fetch_smollm2 import default_folder, fetch
@@ -44,6 +49,7 @@ from engine.fetch_smollm2 import default_folder, fetch
 STEP_MS = 20.0
 NUM_STREAMS = 256
 LONG_PROMPT_TOKENS = 8000
+KINDS = ("grpc", "sse")
 _BUSY_SHARE = 0.5
 GOAL_PER_TOKEN_US = {"grpc": "<= 27", "sse": "<= 12"}
 GOAL_OF_BARE = {"grpc": "<= 0.5", "sse": "<= 2"}
@@ -52,160 +58,177 @@ GOAL_OF_BARE = {"grpc": "<= 0.5", "sse": "<= 2"}
 
 @dataclass(frozen=True)
 class Scale:
-    """How much to measure."""
+    """How much to measure: the counts are those of one round."""
 
+    num_rounds: int
     stream_tokens: tuple[int, int]
     num_requests: int
     num_short: int
     num_long: int
 
 
-FULL = Scale(stream_tokens=(20, 400), num_requests=512, num_short=4000, num_long=60)
-QUICK = Scale(stream_tokens=(5, 55), num_requests=64, num_short=300, num_long=8)
+FULL = Scale(num_rounds=5, stream_tokens=(20, 200), num_requests=128, num_short=800, num_long=15)
+QUICK = Scale(num_rounds=1, stream_tokens=(5, 55), num_requests=64, num_short=300, num_long=8)
 
 
 @dataclass(frozen=True)
-class Load:
-    """What a client process reported, and the CPU that the router spent meanwhile."""
+class Servers:
+    """What takes turns."""
 
-    num_requests: int
-    num_tokens: int
-    seconds: float
-    ttft_p50_ms: float
-    ttft_p99_ms: float
-    cpu_s: float
+    router: Measured
+    bare: dict[str, Measured]
+    """By the clients' kind."""
+    peer: Measured | None
 
-    @property
-    def cpu_us_per_request(self) -> float:
-        return self.cpu_s / self.num_requests * 1e6
+    def of(self, kind: str) -> dict[str, Measured]:
+        """Those that clients of one kind can ask."""
+        found = {"router": self.router, "bare": self.bare[kind]}
+        if kind == "sse" and self.peer is not None:
+            found["peer"] = self.peer
+        return found
 
 
-def load(router: Measured, kind: str, **options: float) -> Load:
-    """Runs clients of one kind (bench/stream_clients.py) against `router`."""
-    argv = [sys.executable, "-m", "bench.stream_clients", kind]
-    argv += [router.grpc if kind == "grpc" else router.http, "--model", router.model]
-    for name, value in options.items():
-        argv += [f"--{name}", str(value)]
-    before_s = router.cpu_s()
-    output = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
-    said = json.loads(output)
-    return Load(
-        num_requests=said["requests"],
-        num_tokens=said["tokens"],
-        seconds=said["seconds"],
-        ttft_p50_ms=said["ttft_p50_ms"],
-        ttft_p99_ms=said["ttft_p99_ms"],
-        cpu_s=router.cpu_s() - before_s,
-    )
+@contextmanager
+def running(model: Path, peer: Path | None) -> Iterator[Servers]:
+    """Starts them all and warms them. `peer`: the Python of its environment; None: without."""
+    with ExitStack() as stack:
+        servers = Servers(
+            router=stack.enter_context(baton_router(model, STEP_MS)),
+            bare={kind: stack.enter_context(bare_server(kind, STEP_MS)) for kind in KINDS},
+            peer=None if peer is None else stack.enter_context(peer_router(peer, STEP_MS)),
+        )
+        for kind in KINDS:
+            for server in servers.of(kind).values():
+                load(server, kind, requests=20, tokens=4)
+        yield servers
 
 
 class RouterBench:
     """The measurements of one run."""
 
-    def __init__(self, reporter: Reporter, router: Measured, scale: Scale) -> None:
+    def __init__(self, reporter: Reporter, servers: Servers, scale: Scale) -> None:
         self._reporter = reporter
-        self._router = router
+        self._servers = servers
         self._scale = scale
 
     def streams(self, kind: str) -> None:
-        """CPU per token, and that of a server that only writes the same."""
-        per_token_us, tokens_per_s = self._per_token(kind, self._router)
-        with bare_server(kind, STEP_MS) as bare:
-            bare_us, _ = self._per_token(kind, bare)
+        """CPU per token."""
+        lengths = self._scale.stream_tokens
+        found = self._compare(
+            [kind], lambda kind, server: us_per_token(server, kind, NUM_STREAMS, lengths)
+        )
+        ours, bare = found[kind, "router"], found[kind, "bare"]
+        of_bare = median_ratio(ours, bare)
         self._reporter.row(
             what="streams",
             kind=kind,
-            tokens_per_s=tokens_per_s,
-            cpu_us_per_token=per_token_us,
-            tokens_per_core_s=1e6 / per_token_us,
-            bare_server_us_per_token=bare_us,
-            ratio_to_bare_server=per_token_us / bare_us,
+            cpu_us_per_token=median(ours),
+            bare_us_per_token=median(bare),
+            peer_us_per_token=_median_if_any(found.get((kind, "peer"))),
+            of_bare=of_bare,
         )
-        self._reporter.check(
-            f"CPU per token, {NUM_STREAMS} {kind} streams",
-            per_token_us,
-            "us",
-            GOAL_PER_TOKEN_US[kind],
-        )
-        self._reporter.check(
-            f"the same next to a bare server, {kind}",
-            per_token_us / bare_us,
-            "times",
-            GOAL_OF_BARE[kind],
-        )
+        name = f"CPU per token, {NUM_STREAMS} {kind} streams"
+        self._reporter.check(name, median(ours), "us", GOAL_PER_TOKEN_US[kind])
+        name = f"the same next to a bare server, {kind}"
+        self._reporter.check(name, of_bare, "times", GOAL_OF_BARE[kind])
 
-    def _per_token(self, kind: str, server: Measured) -> tuple[float, float]:
-        """CPU per token in microseconds, and tokens a second."""
-        short, long = (
-            load(server, kind, requests=NUM_STREAMS, concurrency=NUM_STREAMS, tokens=n)
-            for n in self._scale.stream_tokens
+    def requests(self) -> None:
+        """CPU of whole requests of 64 tokens."""
+        whole = {"requests": self._scale.num_requests, "concurrency": 64, "tokens": 64}
+        found = self._compare(
+            KINDS, lambda kind, server: load(server, kind, **whole).cpu_us_per_request
         )
-        num_tokens = long.num_tokens - short.num_tokens
-        return (long.cpu_s - short.cpu_s) / num_tokens * 1e6, long.num_tokens / long.seconds
-
-    def requests(self, kind: str, router: Measured, name: str) -> float:
-        """CPU of whole requests of 64 tokens, in microseconds."""
-        result = self._whole_requests(kind, router)
-        with bare_server(kind, STEP_MS) as bare:
-            bare_us = self._whole_requests(kind, bare).cpu_us_per_request
-        self._reporter.row(
-            what="requests of 64 tokens",
-            kind=kind,
-            router=name,
-            cpu_us_per_request=result.cpu_us_per_request,
-            bare_server_us_per_request=bare_us,
-            ratio_to_bare_server=result.cpu_us_per_request / bare_us,
-            ttft_p50_ms=result.ttft_p50_ms,
-        )
-        return result.cpu_us_per_request
-
-    def _whole_requests(self, kind: str, server: Measured) -> Load:
-        return load(server, kind, requests=self._scale.num_requests, concurrency=64, tokens=64)
+        peer = found.get(("sse", "peer"))
+        for kind in KINDS:
+            ours, bare = found[kind, "router"], found[kind, "bare"]
+            self._reporter.row(
+                what="requests of 64 tokens",
+                kind=kind,
+                cpu_us_per_request=median(ours),
+                bare_us_per_request=median(bare),
+                peer_us_per_request=_median_if_any(peer),
+                of_bare=median_ratio(ours, bare),
+            )
+            if peer is not None:
+                ratio = median_ratio(ours, peer)
+                self._reporter.check(f"CPU of a request, {kind}", ratio, f"of {PEER}'s", "<= 1.5")
 
     def rate(self, kind: str) -> None:
         """Saturation with answers of one token, and TTFT while the router is half busy."""
         number = self._scale.num_short
-        full = load(self._router, kind, requests=number, concurrency=64, tokens=1)
-        rate = full.num_requests / full.seconds
-        alone = load(self._router, kind, requests=number // 8, rate=rate / 8, tokens=1)
-        half_rate = _BUSY_SHARE / alone.cpu_us_per_request * 1e6
-        paced = {"requests": number // 2, "rate": half_rate, "tokens": 1}
-        half = load(self._router, kind, **paced)
-        with bare_server(kind, STEP_MS) as bare:
-            load(bare, kind, requests=20, tokens=1)
-            beside = load(bare, kind, **paced)
+        router, bare = self._servers.router, self._servers.bare[kind]
+        full: list[Load] = []
+        alone: list[Load] = []
+        half: list[Load] = []
+        beside: list[Load] = []
+        for _ in range(self._scale.num_rounds):
+            full.append(load(router, kind, requests=number, concurrency=64, tokens=1))
+            few = {"requests": number // 8, "rate": full[-1].requests_per_s / 8, "tokens": 1}
+            alone.append(load(router, kind, **few))
+            rate = _BUSY_SHARE / alone[-1].cpu_us_per_request * 1e6
+            half.append(load(router, kind, requests=number, rate=rate, tokens=1))
+            beside.append(load(bare, kind, requests=number, rate=rate, tokens=1))
         self._reporter.row(
             what="answers of one token",
             kind=kind,
-            requests_per_s=rate,
-            cpu_us_per_request=full.cpu_us_per_request,
-            cpu_us_of_one_alone=alone.cpu_us_per_request,
-            requests_per_s_half_busy=half.num_requests / half.seconds,
-            busy_share=half.cpu_s / half.seconds,
-            ttft_p50_ms=half.ttft_p50_ms,
-            ttft_p99_ms=half.ttft_p99_ms,
-            bare_ttft_p50_ms=beside.ttft_p50_ms,
-            bare_ttft_p99_ms=beside.ttft_p99_ms,
+            requests_per_s=median(each.requests_per_s for each in full),
+            cpu_us_per_request=median(each.cpu_us_per_request for each in full),
+            cpu_us_of_one_alone=median(each.cpu_us_per_request for each in alone),
+            requests_per_s_half_busy=median(each.requests_per_s for each in half),
+            busy_share=median(each.cpu_s / each.seconds for each in half),
+            ttft_p50_ms=median(_p50_ms(half)),
+            ttft_p99_ms=median(_p99_ms(half)),
+            bare_ttft_p50_ms=median(_p50_ms(beside)),
+            bare_ttft_p99_ms=median(_p99_ms(beside)),
         )
-        for name, value, goal in (
-            ("p50", half.ttft_p50_ms - beside.ttft_p50_ms, "<= 2.5"),
-            ("p99", half.ttft_p99_ms - beside.ttft_p99_ms, "<= 10"),
+        for name, added_ms, goal in (
+            ("p50", median_difference(_p50_ms(half), _p50_ms(beside)), "<= 2.5"),
+            ("p99", median_difference(_p99_ms(half), _p99_ms(beside)), "<= 10"),
         ):
-            self._reporter.check(f"added TTFT {name}, half busy, {kind}", value, "ms", goal)
+            self._reporter.check(f"added TTFT {name}, half busy, {kind}", added_ms, "ms", goal)
 
     def long_prompt(self, words: int) -> None:
         """What a prompt of 8,000 tokens adds to TTFT."""
-        number = self._scale.num_long
-        short = load(self._router, "grpc", requests=number, rate=10, tokens=1)
-        long = load(self._router, "grpc", requests=number, rate=10, tokens=1, words=words)
-        added_ms = long.ttft_p50_ms - short.ttft_p50_ms
+        router = self._servers.router
+        paced = {"requests": self._scale.num_long, "rate": 10, "tokens": 1}
+        found = in_turns(
+            self._scale.num_rounds,
+            {
+                "short": lambda: load(router, "grpc", **paced),
+                "long": lambda: load(router, "grpc", **paced, words=words),
+            },
+        )
         self._reporter.row(
             what=f"prompt of {LONG_PROMPT_TOKENS} tokens",
             kind="grpc",
-            ttft_p50_ms=long.ttft_p50_ms,
-            cpu_us_per_request=long.cpu_us_per_request,
+            ttft_p50_ms=median(_p50_ms(found["long"])),
+            cpu_us_per_request=median(each.cpu_us_per_request for each in found["long"]),
         )
+        added_ms = median_difference(_p50_ms(found["long"]), _p50_ms(found["short"]))
         self._reporter.check(f"TTFT added by {LONG_PROMPT_TOKENS} tokens", added_ms, "ms", "<= 8")
+
+    def _compare(
+        self, kinds: Sequence[str], measure: Callable[[str, Measured], float]
+    ) -> dict[tuple[str, str], list[float]]:
+        """What `measure` finds of every server in turns, by the clients' kind and its name."""
+        ways = {
+            (kind, name): partial(measure, kind, server)
+            for kind in kinds
+            for name, server in self._servers.of(kind).items()
+        }
+        return in_turns(self._scale.num_rounds, ways)
+
+
+def _p50_ms(loads: Sequence[Load]) -> list[float]:
+    return [each.ttft_p50_ms for each in loads]
+
+
+def _p99_ms(loads: Sequence[Load]) -> list[float]:
+    return [each.ttft_p99_ms for each in loads]
+
+
+def _median_if_any(values: Sequence[float] | None) -> float | None:
+    return None if values is None else median(values)
 
 
 def _long_prompt_words(model: Path) -> int:
@@ -217,24 +240,15 @@ def _long_prompt_words(model: Path) -> int:
 def run(reporter: Reporter, scale: Scale, with_peer: bool) -> None:
     model = fetch(default_folder())
     num_words = _long_prompt_words(model)
-    with baton_router(model, STEP_MS) as router:
-        bench = RouterBench(reporter, router, scale)
-        load(router, "grpc", requests=20, tokens=4)
-        load(router, "sse", requests=20, tokens=4)
-        for kind in ("grpc", "sse"):
+    with running(model, peer_python() if with_peer else None) as servers:
+        bench = RouterBench(reporter, servers, scale)
+        for kind in KINDS:
             bench.streams(kind)
-        own = {kind: bench.requests(kind, router, "baton") for kind in ("grpc", "sse")}
-        if with_peer:
-            with peer_router(peer_python(), STEP_MS) as peer:
-                load(peer, "sse", requests=20, tokens=4)
-                theirs = bench.requests("sse", peer, PEER)
-            for kind, cpu_us in own.items():
-                ratio = cpu_us / theirs
-                reporter.check(f"CPU of a request, {kind}", ratio, f"of {PEER}'s", "<= 1.5")
-        for kind in ("grpc", "sse"):
+        bench.requests()
+        for kind in KINDS:
             bench.rate(kind)
         bench.long_prompt(num_words)
-    stall_s = longest_callback_s(model, num_words, scale.num_long)
+    stall_s = longest_callback_s(model, num_words, scale.num_rounds * scale.num_long)
     reporter.check(
         f"longest callback with prompts of {LONG_PROMPT_TOKENS} tokens",
         stall_s * 1e3,

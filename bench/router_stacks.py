@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from bench.cpu_meter import cpu_s
 from bench.pods import Pod
 from client.launch_plan import redis_process
 from client.processes import ProcessSpec
@@ -29,15 +30,14 @@ _START_TIMEOUT_S = 60.0
 class Measured:
     """A router under test. `grpc` and `http` are what clients of each kind connect to."""
 
-    process: psutil.Process
+    pid: int
     http: str
     model: str
     grpc: str = ""
 
     def cpu_s(self) -> float:
         """CPU time so far, of all its threads."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
+        return cpu_s(self.pid)
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def baton_router(model: Path, step_ms: float) -> Iterator[Measured]:
         router = _running(stack, _module("router", "router", *flags, *ports), run_dir)
         fields = ready_fields(router.log())
         yield Measured(
-            process=psutil.Process(router.pid),
+            pid=router.pid,
             grpc=fields["grpc"],
             http=f"http://{fields['http']}",
             model="mock",
@@ -89,7 +89,7 @@ def peer_router(python: Path, step_ms: float) -> Iterator[Measured]:
         stack.callback(peer.kill)
         peer.start()
         wait_http(f"{url}/v1/models", peer)
-        yield Measured(process=_last_child(psutil.Process(peer.pid)), http=url, model="mock")
+        yield Measured(_last_child(psutil.Process(peer.pid)).pid, http=url, model="mock")
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def bare_server(kind: str, step_ms: float) -> Iterator[Measured]:
         spec = _module("bare", "bench.bare_server", kind, "--step-ms", str(step_ms))
         server = _running(stack, spec, run_dir)
         address = ready_fields(server.log())["address"]
-        yield Measured(psutil.Process(server.pid), http=address, grpc=address, model="mock")
+        yield Measured(server.pid, http=address, grpc=address, model="mock")
 
 
 def peer_python() -> Path:

@@ -1,0 +1,59 @@
+"""Clients against one of the servers that `bench.router` compares, and what they cost it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from bench.router_stacks import Measured
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a client process reported, and the CPU that the server spent meanwhile."""
+
+    num_requests: int
+    num_tokens: int
+    seconds: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    cpu_s: float
+
+    @property
+    def cpu_us_per_request(self) -> float:
+        return self.cpu_s / self.num_requests * 1e6
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.num_requests / self.seconds
+
+
+def load(server: Measured, kind: str, **options: float) -> Load:
+    """Runs clients of one kind (bench/stream_clients.py, whose flags are `options`)."""
+    argv = [sys.executable, "-m", "bench.stream_clients", kind]
+    argv += [server.grpc if kind == "grpc" else server.http, "--model", server.model]
+    for name, value in options.items():
+        argv += [f"--{name}", str(value)]
+    before_s = server.cpu_s()
+    output = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout
+    cpu_s = server.cpu_s() - before_s
+    said = json.loads(output)
+    return Load(
+        num_requests=said["requests"],
+        num_tokens=said["tokens"],
+        seconds=said["seconds"],
+        ttft_p50_ms=said["ttft_p50_ms"],
+        ttft_p99_ms=said["ttft_p99_ms"],
+        cpu_s=cpu_s,
+    )
+
+
+def us_per_token(server: Measured, kind: str, num_streams: int, lengths: tuple[int, int]) -> float:
+    """CPU of a token: two runs that differ in answer length alone; their difference is tokens."""
+    short, long = (
+        load(server, kind, requests=num_streams, concurrency=num_streams, tokens=length)
+        for length in lengths
+    )
+    return (long.cpu_s - short.cpu_s) / (long.num_tokens - short.num_tokens) * 1e6
