@@ -40,11 +40,10 @@ TIMEOUT_S = 120.0
 
 
 class FirstToken:
-    """Follows one dispatch: decode accepts, prefill is told, its first token comes."""
+    """Waits for prefill's first token of one dispatch."""
 
-    def __init__(self, partner: WorkerLink) -> None:
-        self._partner = partner
-        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, prefill: WorkerLink) -> None:
+        self._prefill = prefill
         self.output: asyncio.Future[worker_pb2.SequenceOutput] = (
             asyncio.get_running_loop().create_future()
         )
@@ -52,18 +51,15 @@ class FirstToken:
     def on_output(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
         if output.HasField("error"):
             self._fail(from_detail(output.error))
-        elif output.accepted and link is self._partner and not self.accepted.done():
-            self.accepted.set_result(None)
-        elif output.token_ids and link is not self._partner and not self.output.done():
+        elif output.token_ids and link is self._prefill and not self.output.done():
             self.output.set_result(output)
 
     def on_lost(self, link: WorkerLink, error: BatonError) -> None:
         self._fail(error)
 
     def _fail(self, error: BatonError) -> None:
-        for future in (self.accepted, self.output):
-            if not future.done():
-                future.set_exception(error)
+        if not self.output.done():
+            self.output.set_exception(error)
 
 
 class Bench:
@@ -91,23 +87,22 @@ class Bench:
             prompt_token_ids=prompt,
             sampling=SamplingParams(max_tokens=1, seed=0).to_proto(),
             timeout_s=TIMEOUT_S,
+            stream_id=self._num_sent,
         )
-        key = (dispatch.request_id, dispatch.attempt)
-        sink = FirstToken(decode)
+        sink = FirstToken(prefill)
         held = None if source is None else self._links[source].prefix(len(prompt) // BLOCK)
         try:
             for link in (prefill, decode):
-                link.subscribe(key, sink, Work())
+                link.subscribe(dispatch, sink, Work())
             decode.assign(dispatch, prefill)
-            await sink.accepted
             began_at = perf_counter()
             prefill.assign(dispatch, decode, held)
             output = await sink.output
             return perf_counter() - began_at, output.cached_tokens
         finally:
             for link in (prefill, decode):
-                link.abort(key)
-                link.unsubscribe(key)
+                link.abort((dispatch.request_id, dispatch.attempt))
+                link.unsubscribe(dispatch)
 
 
 @asynccontextmanager

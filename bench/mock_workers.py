@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -27,6 +28,7 @@ from core.tokenizer import Tokenizer
 BLOCK_SIZE = 16
 NUM_BLOCKS = 1 << 20
 _REPORT_S = 1.0
+_CHANGES_PER_REPORT = 10
 _TEXT = (
     "The quick brown fox jumps over the lazy dog while 12 engineers, naïve but cheerful, measure "
     "how many microseconds each word takes on its way to the reader.\n"
@@ -53,6 +55,7 @@ class _Outbox:
     def __init__(self) -> None:
         self.outputs: list[worker_pb2.SequenceOutput] = []
         self.tokens = worker_pb2.StepTokens()
+        self.accepted: list[int] = []
         self.changed = asyncio.Event()
 
 
@@ -84,18 +87,22 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
         while True:
             outputs, outbox.outputs = outbox.outputs, []
             tokens, outbox.tokens = outbox.tokens, worker_pb2.StepTokens()
+            accepted, outbox.accepted = outbox.accepted, []
             outbox.changed.clear()
             yield worker_pb2.WorkerMessage(
                 tokens=tokens,
                 outputs=outputs,
                 load=self._load(),
                 state=types_pb2.WORKER_STATE_READY,
+                accepted=accepted,
             )
-            try:
-                async with asyncio.timeout(_REPORT_S):
-                    await outbox.changed.wait()
-            except TimeoutError:
-                continue
+            # What is accepted without an output is told this soon, as in life.
+            for _ in range(_CHANGES_PER_REPORT):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_REPORT_S / _CHANGES_PER_REPORT):
+                        await outbox.changed.wait()
+                if outbox.changed.is_set() or outbox.accepted:
+                    break
 
     def _load(self) -> types_pb2.Load:
         stats = types_pb2.BlockStats(total=NUM_BLOCKS, free=NUM_BLOCKS)
@@ -115,15 +122,9 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
 
     def _accept(self, assignment: worker_pb2.Assignment) -> None:
         dispatch = assignment.dispatch
+        self._outboxes[dispatch.router_id].accepted.append(dispatch.stream_id)
         has_partner = assignment.HasField("partner")
-        if self.record.role == types_pb2.ROLE_DECODE and has_partner:
-            self._publish(
-                dispatch.router_id,
-                worker_pb2.SequenceOutput(
-                    request_id=dispatch.request_id, attempt=dispatch.attempt, accepted=True
-                ),
-            )
-        else:
+        if self.record.role == types_pb2.ROLE_PREFILL or not has_partner:
             self._begin(dispatch)
 
     def _begin(self, dispatch: worker_pb2.Dispatch) -> None:

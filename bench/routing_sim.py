@@ -73,6 +73,8 @@ class _Link:
     predicted: PredictedLoad = field(default_factory=PredictedLoad)
     reported: Work = field(default_factory=Work)
     free_blocks: float | None = None
+    accepted: list[int] = field(default_factory=list)
+    """What the next report tells of for the first time."""
 
     def report(self) -> None:
         """A load report arrives."""
@@ -80,7 +82,8 @@ class _Link:
             self.reported, self.free_blocks = self.pod.report()
         else:
             self.reported = self.pod.report()
-        self.predicted.reported()
+        self.predicted.reported(self.accepted)
+        self.accepted = []
 
     def view(self, request: Request) -> WorkerView:
         return WorkerView(
@@ -160,18 +163,17 @@ class Simulation:
         decode = self._decodes[decision.decode]
         prefill = self._prefills[decision.prefill] if decision.prefill is not None else None
         assert isinstance(decode.pod, DecodePod)
-        key = (str(number), 1)
         links = [decode] if prefill is None else [decode, prefill]
 
         def on_first_token(job: Job) -> None:
             for link in links:
-                link.predicted.prefilled(key)
+                link.predicted.prefilled(number)
             self._outcome.ttft_s.append(self._clock.now - request.arrival_s)
             self._outcome.num_computed += job.computed_tokens
 
         def on_end(job: Job) -> None:
             for link in links:
-                link.predicted.remove(key)
+                link.predicted.remove(number)
             self._num_open -= 1
 
         job = Job(number, request, on_first_token, on_end, decode.pod)
@@ -179,13 +181,13 @@ class Simulation:
         context = decision.lacking_blocks
         if prefill is None:
             self._outcome.num_stayed += 1
-            decode.predicted.add(key, Work(decision.computed_blocks, 1, context))
+            decode.predicted.add(number, Work(decision.computed_blocks, 1, context))
             decode.pod.prefill(job)
         else:
             assert isinstance(prefill.pod, PrefillPod)
-            prefill.predicted.add(key, Work(queued_blocks=decision.computed_blocks))
-            decode.predicted.add(key, Work(sequences=1, context_blocks=context))
+            prefill.predicted.add(number, Work(queued_blocks=decision.computed_blocks))
+            decode.predicted.add(number, Work(sequences=1, context_blocks=context))
             decode.pod.assign(job)
             prefill.pod.add(job)
         for link in links:
-            link.predicted.acknowledge(key)
+            link.accepted.append(number)

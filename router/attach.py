@@ -20,11 +20,13 @@ from core.rpc import open_channel
 from core.tls import Tls
 from router.grpc_client.connect import open_call
 from router.grpc_client.status import CallFailed
-from router.predicted_load import DispatchKey, PredictedLoad
+from router.predicted_load import PredictedLoad
 from router.routing import Work
 
 logger = logging.getLogger(__name__)
 
+DispatchKey = tuple[str, int]
+"""(request id as workers know it, attempt)."""
 _ATTACH = "/baton.v1.Worker/Attach"
 _MIN_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
@@ -119,13 +121,13 @@ class WorkerLink:
         is_fresh = self.load_at > 0 and time.monotonic() - self.load_at <= max_age_s
         return self.load if is_fresh else None
 
-    def subscribe(self, key: DispatchKey, sink: OutputSink, work: Work) -> None:
-        """Outputs of dispatch `key` go to `sink` until `unsubscribe`.
+    def subscribe(self, dispatch: worker_pb2.Dispatch, sink: OutputSink, work: Work) -> None:
+        """Outputs of `dispatch` go to `sink` until `unsubscribe`.
 
         `work` is what it adds to the worker's load as long as no report can tell.
         """
-        self._sinks[key] = sink
-        self.predicted.add(key, work)
+        self._sinks[_key_of(dispatch)] = sink
+        self.predicted.add(dispatch.stream_id, work)
 
     def assign(
         self,
@@ -161,10 +163,10 @@ class WorkerLink:
         """Nobody takes tokens of `stream_id` any more; a no-op when nobody did."""
         self._token_takers.pop(stream_id, None)
 
-    def unsubscribe(self, key: DispatchKey) -> None:
-        """Forgets `key`; a no-op when it is not known."""
-        self._sinks.pop(key, None)
-        self.predicted.remove(key)
+    def unsubscribe(self, dispatch: worker_pb2.Dispatch) -> None:
+        """Forgets it; a no-op when it is not known."""
+        self._sinks.pop(_key_of(dispatch), None)
+        self.predicted.remove(dispatch.stream_id)
 
     async def run(self) -> None:
         """Attaches, and attaches again when the stream is lost, until cancelled."""
@@ -210,7 +212,7 @@ class WorkerLink:
             event(logger, logging.INFO, "worker_attached", worker_id=self.worker_id)
         if message.HasField("load"):
             self.load, self.load_at = message.load, time.monotonic()
-            self.predicted.reported()
+            self.predicted.reported(message.accepted)
             self._on_load(self.worker_id, message.load)
         if message.state and message.state != self.state:
             self.state = message.state
@@ -255,6 +257,10 @@ class WorkerLink:
         error = Unavailable(f"worker {self.worker_id} cannot be reached: {reason}")
         for sink in list(self._sinks.values()):
             sink.on_lost(self, error)
+
+
+def _key_of(dispatch: worker_pb2.Dispatch) -> DispatchKey:
+    return dispatch.request_id, dispatch.attempt
 
 
 class _Outgoing:

@@ -109,8 +109,8 @@ class Attempt:
         """
         placement = self._placement
         if placement.prefill is not None:
-            placement.prefill.subscribe(self._key, self, placement.prefill_work)
-        placement.decode.subscribe(self._key, self, placement.decode_work)
+            placement.prefill.subscribe(self._message, self, placement.prefill_work)
+        placement.decode.subscribe(self._message, self, placement.decode_work)
         for number, choice in self._open.items():
             placement.decode.take_tokens(self._stream_id + number, self._taker(number, choice))
         try:
@@ -128,7 +128,7 @@ class Attempt:
                 # Or the two would hold each other, and the prompt, until garbage is looked for.
                 choice.leave_tokens()
             for link in placement.links:
-                link.unsubscribe(self._key)
+                link.unsubscribe(self._message)
             if self._must_abort or self._open:
                 for link in placement.links:
                     link.abort(self._key)
@@ -182,7 +182,7 @@ class Attempt:
     def _hear(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
         """A worker's first token, with what it has to say about the prompt."""
         self._heard.add(link)
-        link.predicted.prefilled(self._key)
+        link.predicted.prefilled(self._stream_id)
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         if link is self._placement.prefill:
             self._prefill_reported.set()
@@ -196,9 +196,6 @@ class Attempt:
         self._on_first_output(link)
 
     def _take(self, link: WorkerLink, output: worker_pb2.SequenceOutput) -> None:
-        if output.accepted:
-            link.predicted.acknowledge(self._key)
-            return
         if self._ended.done():
             return
         if output.HasField("error"):

@@ -1,32 +1,22 @@
 """What routers have sent to one worker and that worker's reports do not tell yet.
 
-A dispatch counts from when it is sent. A report that comes after the worker has acknowledged
-it knows of it, so that it counts there from then on. Without reports it counts until its end,
-its prompt until it is computed. What other routers have sent counts from when they tell
-(`load_exchange`) until the next report or their next word.
+A dispatch counts from when it is sent until a report says that it tells of it. Without reports
+it counts until its end, its prompt until it is computed. What other routers have sent counts from
+when they tell (`load_exchange`) until the next report or their next word.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from router.routing import Work
 
-DispatchKey = tuple[str, int]
-"""(request id as workers know it, attempt)."""
-
-
-@dataclass(slots=True)
-class _Sent:
-    work: Work
-    is_acknowledged: bool = False
-
 
 class PredictedLoad:
-    """Of one worker in one life. Every operation but `reported` takes constant time."""
+    """Of one worker in one life. A dispatch goes by its `stream_id`."""
 
     def __init__(self) -> None:
-        self._sent: dict[DispatchKey, _Sent] = {}
+        self._sent: dict[int, Work] = {}
         self.own = Work()
         """What this router has sent."""
         self.others = Work()
@@ -45,37 +35,31 @@ class PredictedLoad:
     def __len__(self) -> int:
         return len(self._sent)
 
-    def add(self, key: DispatchKey, work: Work) -> None:
+    def add(self, stream_id: int, work: Work) -> None:
         """A dispatch is about to be sent."""
-        self.remove(key)
-        self._sent[key] = _Sent(work)
+        self.remove(stream_id)
+        self._sent[stream_id] = work
         self._change(work, 1)
 
-    def acknowledge(self, key: DispatchKey) -> None:
-        """The worker has it."""
-        sent = self._sent.get(key)
-        if sent is not None:
-            sent.is_acknowledged = True
-
-    def reported(self) -> None:
-        """A report has come: what it knows of counts there."""
+    def reported(self, accepted: Iterable[int]) -> None:
+        """A report has come that tells, from now on, of the `accepted` dispatches."""
         self.others = Work()
-        for key in [key for key, sent in self._sent.items() if sent.is_acknowledged]:
-            self.remove(key)
+        for stream_id in accepted:
+            self.remove(stream_id)
 
-    def prefilled(self, key: DispatchKey) -> None:
+    def prefilled(self, stream_id: int) -> None:
         """Its first token is there: nothing of its prompt waits any more."""
-        sent = self._sent.get(key)
-        if sent is not None:
-            self._change(Work(queued_blocks=sent.work.queued_blocks), -1)
-            sent.work.queued_blocks = 0.0
+        work = self._sent.get(stream_id)
+        if work is not None:
+            self._change(Work(queued_blocks=work.queued_blocks), -1)
+            work.queued_blocks = 0.0
 
-    def remove(self, key: DispatchKey) -> None:
-        """It is over. Nothing for an unknown key."""
-        sent = self._sent.pop(key, None)
-        if sent is None:
+    def remove(self, stream_id: int) -> None:
+        """It is over. Nothing for an unknown one."""
+        work = self._sent.pop(stream_id, None)
+        if work is None:
             return
-        self._change(sent.work, -1)
+        self._change(work, -1)
         if not self._sent:
             # Sums of floats leave crumbs.
             self.own = Work()

@@ -44,10 +44,15 @@ class _Stream:
     def __init__(self) -> None:
         self.tokens = _Tokens()
         self.outputs: list[worker_pb2.SequenceOutput] = []
+        self.accepted: list[int] = []
         self.reported: Report | None = None
         """The last that was sent."""
         self.changed = asyncio.Event()
         self.is_closed = False
+
+    @property
+    def num_buffered(self) -> int:
+        return len(self.outputs) + len(self.tokens.token_ids) + len(self.accepted)
 
 
 class _Tokens:
@@ -95,6 +100,13 @@ class OutputHub:
             stream.outputs.append(output)
             self._wake(stream)
 
+    def accepted(self, dispatch: worker_pb2.Dispatch) -> None:
+        """Tells with the next report, which is not hurried, that an assignment was taken."""
+        stream = self._reading(dispatch.router_id)
+        if stream is not None:
+            stream.accepted.append(dispatch.stream_id)
+            self._wake_idle()
+
     def publish_token(self, dispatch: worker_pb2.Dispatch, token: PlainToken) -> None:
         """Buffers one token of a sequence that an output has spoken of before."""
         stream = self._reading(dispatch.router_id)
@@ -119,8 +131,12 @@ class OutputHub:
         self._wake(stream)
 
     def _wake(self, stream: _Stream) -> None:
-        """Something is there for a router; the others hear that this worker is not idle."""
+        """Something is there for a router."""
         stream.changed.set()
+        self._wake_idle()
+
+    def _wake_idle(self) -> None:
+        """Those that take this worker for idle hear that it is not."""
         if self._idle:
             for other in self._idle:
                 other.changed.set()
@@ -131,9 +147,9 @@ class OutputHub:
         stream = self._streams.get(router_id)
         if stream is None:
             return None
-        if len(stream.outputs) + len(stream.tokens.token_ids) >= MAX_BUFFERED_OUTPUTS:
+        if stream.num_buffered >= MAX_BUFFERED_OUTPUTS:
             event(logger, logging.ERROR, "router_does_not_read", router_id=router_id)
-            stream.outputs, stream.tokens = [], _Tokens()
+            stream.outputs, stream.tokens, stream.accepted = [], _Tokens(), []
             self._drop(router_id, stream)
             return None
         return stream
@@ -167,7 +183,10 @@ class OutputHub:
         outputs, stream.outputs = outputs[:end], [] if end is None else outputs[end:]
         if not stream.outputs:
             stream.changed.clear()
-        message = worker_pb2.WorkerMessage(outputs=outputs, load=load, state=state)
+        message = worker_pb2.WorkerMessage(
+            outputs=outputs, load=load, state=state, accepted=stream.accepted
+        )
+        stream.accepted = []
         if stream.tokens.token_ids:
             message.tokens.CopyFrom(stream.tokens.message())
             stream.tokens = _Tokens()
@@ -182,7 +201,7 @@ class OutputHub:
                 await _wait(stream.changed, left_s)
                 continue
             await _wait(stream.changed, min(left_s, CHANGE_INTERVAL_S))
-            if self._report() != stream.reported:
+            if stream.accepted or self._report() != stream.reported:
                 return
 
     def _drop(self, router_id: str, stream: _Stream) -> None:

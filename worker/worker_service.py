@@ -77,14 +77,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     async def _accept(self, assignment: worker_pb2.Assignment) -> None:
         """What is refused is reported like everything that becomes of an assignment."""
-        dispatch = assignment.dispatch
-        output = worker_pb2.SequenceOutput(request_id=dispatch.request_id, attempt=dispatch.attempt)
+        dispatch, hub = assignment.dispatch, self._host.hub
         try:
             await self._host.service.accept(assignment)
-            output.accepted = True
         except Exception as error:
-            output.error.CopyFrom(to_detail(from_exception(error)))
-        self._host.hub.publish(dispatch.router_id, output)
+            output = worker_pb2.SequenceOutput(
+                request_id=dispatch.request_id,
+                attempt=dispatch.attempt,
+                error=to_detail(from_exception(error)),
+            )
+            hub.publish(dispatch.router_id, output)
+        else:
+            hub.accepted(dispatch)
 
     async def GetWorkerStatus(
         self, request: worker_pb2.WorkerStatusRequest, context: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from types import TracebackType
@@ -15,6 +16,7 @@ from tests.faults.control import WAIT_S, eventually
 from tests.faults.stack import FaultStack
 
 ROUTER_ID = "a-test"
+_stream_ids = itertools.count(1)
 
 
 class Dispatcher:
@@ -24,7 +26,8 @@ class Dispatcher:
         self._channels: dict[str, grpc.Channel] = {}
         self.addresses: dict[str, worker_pb2.WorkerAddress] = {}
         self.errors: dict[tuple[str, int], BatonError] = {}
-        self._accepted: set[tuple[str, int]] = set()
+        self._accepted: set[int] = set()
+        """By stream id."""
         self._outgoing: dict[str, queue.SimpleQueue[worker_pb2.RouterMessage | None]] = {}
         for name in stack.workers:
             status = stack.worker_status(name)
@@ -60,11 +63,10 @@ class Dispatcher:
         try:
             for message in worker_pb2_grpc.WorkerStub(self._channels[name]).Attach(messages):
                 attached.set()
+                self._accepted.update(message.accepted)
                 for output in message.outputs:
-                    key = (output.request_id, output.attempt)
-                    if output.accepted:
-                        self._accepted.add(key)
                     if output.HasField("error"):
+                        key = (output.request_id, output.attempt)
                         self.errors[key] = from_detail(output.error)
         except (grpc.RpcError, ValueError):
             return  # the worker or this router has left
@@ -73,7 +75,8 @@ class Dispatcher:
         """Raises what decode refuses with."""
         key = (dispatch.request_id, dispatch.attempt)
         self._assign(decode, dispatch, prefill)
-        assert eventually(lambda: key in self._accepted or key in self.errors, WAIT_S)
+        number = dispatch.stream_id
+        assert eventually(lambda: number in self._accepted or key in self.errors, WAIT_S)
         if key in self.errors:
             raise self.errors.pop(key)
 
@@ -107,7 +110,12 @@ def make_dispatch(prompt: list[int], request_id: str, **fields: Any) -> worker_p
     sampling = types_pb2.SamplingParams(
         max_tokens=8, top_p=1.0, repetition_penalty=1.0, temperature=0.0
     )
-    defaults = {"attempt": 1, "router_id": ROUTER_ID, "sampling": sampling}
+    defaults = {
+        "attempt": 1,
+        "router_id": ROUTER_ID,
+        "sampling": sampling,
+        "stream_id": next(_stream_ids),
+    }
     return worker_pb2.Dispatch(
         request_id=request_id, prompt_token_ids=prompt, **{**defaults, **fields}
     )

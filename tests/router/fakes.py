@@ -44,7 +44,8 @@ class Script:
     decodes: dict[str, FakeWorker] = field(default_factory=dict)
 
 
-_Said = worker_pb2.SequenceOutput | worker_pb2.StepTokens
+_Said = worker_pb2.SequenceOutput | worker_pb2.StepTokens | int
+"""What one message tells; a number is the stream id of a dispatch that was accepted."""
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
@@ -99,7 +100,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 if not self.is_silent:
                     yield worker_pb2.WorkerMessage(load=self.load, state=self.record.state)
             else:
-                if isinstance(output, worker_pb2.StepTokens):
+                if isinstance(output, int):
+                    yield worker_pb2.WorkerMessage(
+                        load=self.load, state=self.record.state, accepted=[output]
+                    )
+                elif isinstance(output, worker_pb2.StepTokens):
                     yield worker_pb2.WorkerMessage(tokens=output)
                 else:
                     yield worker_pb2.WorkerMessage(outputs=[output])
@@ -123,7 +128,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self.send(dispatch, worker_pb2.SequenceOutput(error=to_detail(self.refusal)))
             return
         self.dispatches.append(dispatch)
-        self.send(dispatch, worker_pb2.SequenceOutput(accepted=True))
+        self._outboxes[dispatch.router_id].put_nowait(dispatch.stream_id)
         if self.record.role == types_pb2.ROLE_PREFILL:
             decode = self.script.decodes[assignment.partner.address]
             self._tasks.start(self._play(dispatch, decode))

@@ -80,7 +80,7 @@ async def linked(address, *, tls=None, silence_s=5.0):
     before = asyncio.all_tasks()
     record = types_pb2.WorkerRecord(worker_id="decode-0", epoch=7, address=address)
     link, sink = WorkerLink(record, "router-0", silence_s, _ignore, _ignore, tls), Sink()
-    link.subscribe(KEY, sink, Work())
+    link.subscribe(make_dispatch(), sink, Work(sequences=1))
     running = asyncio.create_task(link.run())
     try:
         yield link, sink
@@ -96,7 +96,9 @@ def _ignore(*_):
 
 
 def make_dispatch(num_tokens=1):
-    return worker_pb2.Dispatch(request_id="r", attempt=1, prompt_token_ids=range(num_tokens))
+    return worker_pb2.Dispatch(
+        request_id="r", attempt=1, stream_id=5, prompt_token_ids=range(num_tokens)
+    )
 
 
 async def reason(address, **options):
@@ -119,6 +121,17 @@ async def test_a_worker_is_attached_when_it_has_said_something():
         worker.say.put_nowait(READY)
         await wait_for(lambda: link.is_ready)
         assert link.load == READY.load
+
+
+async def test_what_is_sent_counts_until_a_report_tells_of_it():
+    worker = Worker()
+    async with serve(worker) as address, linked(address) as (link, _):
+        await wait_for(lambda: link.is_ready)
+        assert link.predicted.total == Work(sequences=1)
+        load = types_pb2.Load(running=4)
+        worker.say.put_nowait(worker_pb2.WorkerMessage(load=load, accepted=[5]))
+        await wait_for(lambda: link.load == load)
+        assert link.predicted.total == Work()
 
 
 async def test_a_link_that_ends_ends_the_workers_stream():

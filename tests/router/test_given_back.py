@@ -22,11 +22,11 @@ class Link:
         self.predicted = PredictedLoad()
         self.aborted: list[tuple[str, int]] = []
 
-    def subscribe(self, key, sink, work) -> None:
-        self.predicted.add(key, work)
+    def subscribe(self, dispatch, sink, work) -> None:
+        self.predicted.add(dispatch.stream_id, work)
 
-    def unsubscribe(self, key) -> None:
-        self.predicted.remove(key)
+    def unsubscribe(self, dispatch) -> None:
+        self.predicted.remove(dispatch.stream_id)
 
     def take_tokens(self, stream_id, take) -> None:
         pass

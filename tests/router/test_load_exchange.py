@@ -37,7 +37,7 @@ def sent(*works):
     """A worker to which one router has sent this."""
     link = Link()
     for number, work in enumerate(works):
-        link.predicted.add(("r", number), work)
+        link.predicted.add(number, work)
     return link
 
 
@@ -104,7 +104,7 @@ async def test_without_redis_a_router_goes_by_its_own_numbers(redis_server, monk
 def test_a_report_counts_instead_of_what_others_have_told():
     predicted = PredictedLoad()
     predicted.others = Work(5, 1, 5)
-    predicted.reported()
+    predicted.reported([])
     assert predicted.total == Work()
 
 

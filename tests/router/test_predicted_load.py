@@ -3,13 +3,13 @@
 from router.predicted_load import PredictedLoad
 from router.routing import Work
 
-A, B = ("a", 1), ("b", 1)
+A, B = 1, 2
 
 
-def predicted(*keys):
+def predicted(*stream_ids):
     load = PredictedLoad()
-    for key in keys:
-        load.add(key, Work(queued_blocks=10, sequences=1, context_blocks=12))
+    for stream_id in stream_ids:
+        load.add(stream_id, Work(queued_blocks=10, sequences=1, context_blocks=12))
     return load
 
 
@@ -22,16 +22,15 @@ def test_a_dispatch_counts_from_when_it_is_sent_to_its_end():
     assert load.total == Work()
 
 
-def test_without_reports_it_goes_on_counting_after_it_was_acknowledged():
+def test_reports_that_do_not_tell_of_it_leave_it_counting():
     load = predicted(A)
-    load.acknowledge(A)
+    load.reported([])
     assert load.total == Work(10, 1, 12)
 
 
-def test_a_report_takes_over_what_was_acknowledged_before_it_came():
+def test_a_report_takes_over_what_it_tells_of():
     load = predicted(A, B)
-    load.acknowledge(A)
-    load.reported()
+    load.reported([A])
     assert load.total == Work(10, 1, 12)
     load.remove(A)
     load.prefilled(A)
@@ -50,16 +49,16 @@ def test_the_first_token_moves_the_prompt_away_and_leaves_the_sequence():
 def test_sums_of_fractions_leave_no_crumbs():
     load = PredictedLoad()
     for index in range(10):
-        load.add((str(index), 1), Work(queued_blocks=0.1 * index))
+        load.add(index, Work(queued_blocks=0.1 * index))
     for index in range(10):
-        load.remove((str(index), 1))
+        load.remove(index)
     assert load.total == Work()
     assert len(load) == 0
 
 
 def test_what_is_not_known_changes_nothing():
     load = predicted(A)
-    for change in (load.acknowledge, load.prefilled, load.remove):
-        change(B)
-    load.reported()
+    load.prefilled(B)
+    load.remove(B)
+    load.reported([B])
     assert load.total == Work(10, 1, 12)

@@ -111,7 +111,7 @@ class Result:
     transferred_blocks: int = 0
     was_preempted: bool = False
     accepted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Decode has answered: it takes the dispatch, or `error` says why not."""
+    """A worker has answered: it takes the dispatch, or `error` says why not."""
     first_token: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -178,17 +178,19 @@ class Pair:
                 result = self._streams[stream_id]
                 assert index - 1 in result.tokens, "an output has spoken of it before"
                 assert result.tokens.setdefault(index, token_id) == token_id
+            for stream_id in message.accepted:
+                if stream_id in self._streams:
+                    self._streams[stream_id].accepted.set()
             for output in message.outputs:
                 self._note(output)
 
     def _note(self, output: worker_pb2.SequenceOutput) -> None:
         results = self._results.setdefault((output.request_id, output.attempt), [Result()])
-        if output.accepted or output.HasField("error"):
+        if output.HasField("error"):
             for result in results:
                 result.accepted.set()
-                if output.HasField("error"):
-                    result.error = from_detail(output.error)
-                    result.ended.set()
+                result.error = from_detail(output.error)
+                result.ended.set()
             return
         result = results[output.choice]
         # Nothing comes before a prompt's own log-probabilities, not even in their place.

@@ -61,7 +61,49 @@ async def test_a_router_that_takes_the_worker_for_idle_hears_of_anothers_request
         await anext(own)
         await anext(other)
         h.load.running = 1
-        h.hub.publish("a", worker_pb2.SequenceOutput(accepted=True))
+        h.hub.publish("a", worker_pb2.SequenceOutput())
+        assert (await anext(other)).load.running == 1
+
+
+async def test_what_is_accepted_travels_with_the_next_outputs(monkeypatch):
+    monkeypatch.setattr(outputs, "CHANGE_INTERVAL_S", 60.0)
+    h = Hub()
+    async with contextlib.aclosing(h.hub.attach("r")) as messages, asyncio.timeout(10):
+        await anext(messages)
+        for stream_id in (3, 4):
+            h.hub.accepted(worker_pb2.Dispatch(router_id="r", stream_id=stream_id))
+        h.hub.publish("r", worker_pb2.SequenceOutput())
+        told = await anext(messages)
+        assert (list(told.accepted), len(told.outputs)) == ([3, 4], 1)
+        h.hub.publish("r", worker_pb2.SequenceOutput())
+        assert list((await anext(messages)).accepted) == []
+
+
+async def test_without_outputs_it_is_told_soon_even_if_load_is_as_before(monkeypatch):
+    monkeypatch.setattr(outputs, "REPORT_INTERVAL_S", 60.0)
+    h = Hub()
+    async with contextlib.aclosing(h.hub.attach("r")) as messages, asyncio.timeout(10):
+        await anext(messages)
+        h.hub.accepted(worker_pb2.Dispatch(router_id="r", stream_id=3))
+        assert list((await anext(messages)).accepted) == [3]
+
+
+async def test_who_takes_the_worker_for_idle_hears_at_once_of_what_it_accepts(monkeypatch):
+    monkeypatch.setattr(outputs, "REPORT_INTERVAL_S", 60.0)
+    monkeypatch.setattr(outputs, "CHANGE_INTERVAL_S", 60.0)
+    h = Hub()
+    h.load.running = 0
+    async with (
+        contextlib.aclosing(h.hub.attach("a")) as own,
+        contextlib.aclosing(h.hub.attach("b")) as other,
+        asyncio.timeout(10),
+    ):
+        await anext(own)
+        await anext(other)
+        h.load.running = 1
+        h.hub.accepted(worker_pb2.Dispatch(router_id="a", stream_id=3))
+        told = await anext(own)
+        assert (list(told.accepted), told.load.running) == ([3], 1)
         assert (await anext(other)).load.running == 1
 
 
@@ -97,6 +139,17 @@ async def test_a_router_that_does_not_read_is_given_up(monkeypatch):
     with pytest.raises(Unavailable):
         h.hub.require("r")
     assert [len(message.outputs) async for message in messages] == [0]
+
+
+async def test_nor_does_what_it_sends_pile_up(monkeypatch):
+    monkeypatch.setattr(outputs, "MAX_BUFFERED_OUTPUTS", 3)
+    h = Hub()
+    messages = h.hub.attach("r")
+    await anext(messages)
+    for stream_id in range(4):
+        h.hub.accepted(worker_pb2.Dispatch(router_id="r", stream_id=stream_id))
+    assert h.lost == ["r"]
+    assert [list(message.accepted) async for message in messages] == [[]]
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

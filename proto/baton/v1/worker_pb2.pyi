@@ -145,6 +145,7 @@ class WorkerMessage(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     state: _types_pb2.WorkerState.ValueType
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceOutput]: ...
@@ -154,6 +155,12 @@ class WorkerMessage(_message.Message):
     def tokens(self) -> Global___StepTokens:
         """earlier than the outputs of this message"""
 
+    @_builtins.property
+    def accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Dispatch.stream_id of assignments that were taken since the message before: `load`
+        tells of them. What is refused is an output's error.
+        """
+
     def __init__(
         self,
         *,
@@ -161,10 +168,11 @@ class WorkerMessage(_message.Message):
         load: _types_pb2.Load | None = ...,
         state: _types_pb2.WorkerState.ValueType = ...,
         tokens: Global___StepTokens | None = ...,
+        accepted: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "outputs", b"outputs", "state", b"state", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "load", b"load", "outputs", b"outputs", "state", b"state", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -222,7 +230,6 @@ class SequenceOutput(_message.Message):
     PREEMPTED_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
-    ACCEPTED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     output_index: _builtins.int
@@ -238,10 +245,6 @@ class SequenceOutput(_message.Message):
     """
     choice: _builtins.int
     """Which of the dispatch's n sequences, from 0. `error` is about all of them."""
-    accepted: _builtins.bool
-    """The assignment is taken, so that load reports tell of it from now on. Nothing else is
-    said in this output.
-    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -271,11 +274,10 @@ class SequenceOutput(_message.Message):
         preempted: _builtins.bool = ...,
         choice: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[_types_pb2.TokenLogprobs] | None = ...,
-        accepted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "attempt", b"attempt", "cached_tokens", b"cached_tokens", "choice", b"choice", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "preempted", b"preempted", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "token_ids", b"token_ids", "transferred_blocks", b"transferred_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "choice", b"choice", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "output_index", b"output_index", "preempted", b"preempted", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "token_ids", b"token_ids", "transferred_blocks", b"transferred_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
