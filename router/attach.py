@@ -234,11 +234,13 @@ class WorkerLink:
         now = time.monotonic()
         takers = self._token_takers
         num_tokens = len(tokens.token_ids)
+        if not len(tokens.stream_ids) == len(tokens.output_indexes) == num_tokens:
+            raise ValueError("the columns of a step's tokens are not of one length")
         for start in range(0, num_tokens, _TOKENS_AT_ONCE):
             part = slice(start, start + _TOKENS_AT_ONCE)
             # Slices are lists, which are faster to go through than what they are of.
             columns = tokens.stream_ids[part], tokens.output_indexes[part], tokens.token_ids[part]
-            for stream_id, output_index, token_id in zip(*columns, strict=True):
+            for stream_id, output_index, token_id in zip(*columns, strict=False):
                 take = takers.get(stream_id)
                 if take is not None:
                     take(output_index, token_id, now)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import deque
+from collections.abc import Callable
 
 import grpc
 
@@ -110,3 +112,42 @@ class MessageReader:
                 grpc.StatusCode.INTERNAL, "a compressed message does not end where it should"
             )
         return whole
+
+
+SendPiece = Callable[[bytes, int], int]
+"""Sends what the peer has room for of a message from some byte on; returns how many bytes."""
+
+
+class HeldMessages:
+    """Messages for which the peer had no room yet: they leave in order, and in pieces."""
+
+    def __init__(self) -> None:
+        self._messages: deque[bytes] = deque()
+        self._num_sent_bytes = 0
+        """Of the first."""
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    @property
+    def is_mid_message(self) -> bool:
+        """Whether a part of a message has been sent, and not all of it."""
+        return self._num_sent_bytes > 0
+
+    def add(self, message: bytes) -> None:
+        """Behind those that wait. A message is not empty: gRPC's begin with a prefix."""
+        self._messages.append(message)
+
+    def send_piece(self, send: SendPiece) -> bool:
+        """Sends more of the first message, which there is; returns whether there was room."""
+        message = self._messages[0]
+        num_bytes = send(message, self._num_sent_bytes)
+        self._num_sent_bytes += num_bytes
+        if self._num_sent_bytes == len(message):
+            self._messages.popleft()
+            self._num_sent_bytes = 0
+        return num_bytes > 0
+
+    def clear(self) -> None:
+        """Forgets what waits. What was begun remains begun."""
+        self._messages.clear()

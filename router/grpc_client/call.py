@@ -11,7 +11,7 @@ import grpc
 
 from core.http2.base import Headers, Stream, encode_headers
 from core.http2.frames import ErrorCode, Http2Error
-from core.http2.messages import PREFIX, MessageReader, Refused
+from core.http2.messages import PREFIX, HeldMessages, MessageReader, Refused
 from core.rpc import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, MAX_MESSAGE_BYTES
 from router.grpc_client.http2 import ClientHttp2
 from router.grpc_client.status import CallFailed, check_answer, check_end, of_reset
@@ -37,10 +37,7 @@ class Call(asyncio.Protocol):
         """What the server may send again once all that is there has been dealt with."""
         self._news: asyncio.Future[None] | None = None
         """Waits for a message or the end."""
-        self._held: deque[bytes] = deque()
-        """Messages for which the server had no room yet."""
-        self._num_sent_bytes = 0
-        """Of the first of them."""
+        self._held = HeldMessages()
         self._is_write_paused = False
         self._is_heard = False
         self._is_over = False
@@ -62,7 +59,7 @@ class Call(asyncio.Protocol):
         Dropped when the call is over, which `read` tells.
         """
         if not self._is_over:
-            self._held.append(PREFIX.pack(False, len(message)) + message)
+            self._held.add(PREFIX.pack(False, len(message)) + message)
             self._send_held()
 
     async def read(self, timeout_s: float) -> bytes | None:
@@ -194,16 +191,15 @@ class Call(asyncio.Protocol):
 
     def _send_held(self) -> None:
         """Sends what there is room for, in order."""
-        while self._held and not self._is_write_paused:
-            message, start = self._held[0], self._num_sent_bytes
-            size = min(len(message) - start, self._http2.room(self._stream))
-            if size <= 0:
-                return
-            self._num_sent_bytes += size
-            if self._num_sent_bytes == len(message):
-                self._held.popleft()
-                self._num_sent_bytes = 0
-            self._http2.send_data(self._stream, message[start : start + size])
+        while self._held and self._held.send_piece(self._send_piece):
+            pass
+
+    def _send_piece(self, message: bytes, start: int) -> int:
+        size = min(len(message) - start, self._http2.room(self._stream))
+        if size <= 0 or self._is_write_paused:
+            return 0
+        self._http2.send_data(self._stream, message[start : start + size])
+        return size
 
     def _give_back(self) -> None:
         num_bytes, self._num_unread_bytes = self._num_unread_bytes, 0

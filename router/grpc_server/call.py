@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -15,9 +12,10 @@ from google.protobuf.message import DecodeError
 
 from core.errors import ERROR_METADATA_KEY, status_of, to_detail
 from core.http2.base import Stream
-from core.http2.messages import PREFIX, MessageReader, Refused
+from core.http2.messages import PREFIX, HeldMessages, MessageReader, Refused
 from core.rpc import MAX_MESSAGE_BYTES, is_cancelled, stray_cancellation, to_own_error
 from router.grpc_server.head import Metadata, RequestHead
+from router.grpc_server.method import End, Method
 
 if TYPE_CHECKING:
     from router.grpc_server.connection import Connection
@@ -26,48 +24,6 @@ _DEADLINE_GRACE_S = 0.05
 """For the servicer, which has more to say of it."""
 _REQUEST_TIMEOUT_S = 60.0
 """For a request to come whole and to be read, give or take a connection's keep-alive."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """How one method is called."""
-
-    path: str
-    behaviour: Callable[[Any, Any], Any]
-    is_generator: bool
-    """Whether it yields its messages. Another one writes them to the context."""
-    has_one_request: bool
-    has_one_response: bool
-    deserialize: Callable[[bytes], Any]
-    serialize: Callable[[Any], bytes]
-
-    @classmethod
-    def of(cls, path: str, handler: grpc.RpcMethodHandler[Any, Any]) -> Method:
-        """As protoc's plugin registers it."""
-        behaviour: Any = (
-            handler.unary_unary
-            or handler.unary_stream
-            or handler.stream_unary
-            or handler.stream_stream
-        )
-        return cls(
-            path=path,
-            behaviour=behaviour,
-            is_generator=inspect.isasyncgenfunction(behaviour),
-            has_one_request=not handler.request_streaming,
-            has_one_response=not handler.response_streaming,
-            deserialize=handler.request_deserializer or bytes,
-            serialize=handler.response_serializer or bytes,
-        )
-
-
-@dataclass(frozen=True)
-class End:
-    """How a call ends."""
-
-    code: grpc.StatusCode
-    message: str = ""
-    metadata: Metadata = ()
 
 
 _OK = End(grpc.StatusCode.OK)
@@ -100,10 +56,7 @@ class Call:
         self._num_unread_bytes = 0
         """Of a stream of requests: what the client may send again once its servicer has read."""
         self._news: asyncio.Future[None] | None = None
-        self._held: deque[bytes] = deque()
-        """Messages for which the client had no room yet."""
-        self._num_sent_bytes = 0
-        """Of the first of them."""
+        self._held = HeldMessages()
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: float | None = None
         self.num_waiting_bytes = 0
@@ -141,13 +94,13 @@ class Call:
         data = PREFIX.pack(False, len(data)) + data
         if not self._held and self._connection.send_message(self, data):
             return True
-        self._held.append(data)
+        self._held.add(data)
         return False
 
     async def drain(self) -> None:
         """Sends what has found no room yet, in pieces, as the client makes room."""
         while self._held and not self.is_over:
-            if not self._send_piece():
+            if not self._held.send_piece(self._send_piece):
                 await self._connection.wait_room()
 
     async def abort(
@@ -161,7 +114,7 @@ class Call:
     @property
     def is_mid_message(self) -> bool:
         """Whether a part of a message has been sent, and not all of it."""
-        return self._num_sent_bytes > 0
+        return self._held.is_mid_message
 
     def receive(self, data: bytes) -> int:
         """Takes what has come; returns how many bytes more may come instead. Raises Refused."""
@@ -238,7 +191,7 @@ class Call:
         except Exception as error:
             end = self._failed(error)
         # What was written before a failure comes before it, if the client has room.
-        while self._held and self._send_piece():
+        while self._held and self._held.send_piece(self._send_piece):
             pass
         self._connection.end(self, end)
 
@@ -305,15 +258,8 @@ class Call:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    def _send_piece(self) -> bool:
-        """Sends what the client has room for of the first message that is held, if it has any."""
-        message = self._held[0]
-        num_bytes = self._connection.send_piece(self, message, self._num_sent_bytes)
-        self._num_sent_bytes += num_bytes
-        if self._num_sent_bytes == len(message):
-            self._held.popleft()
-            self._num_sent_bytes = 0
-        return num_bytes > 0
+    def _send_piece(self, message: bytes, start: int) -> int:
+        return self._connection.send_piece(self, message, start)
 
     def _expire(self) -> None:
         self._connection.end(

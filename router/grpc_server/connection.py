@@ -14,9 +14,10 @@ from core.http2.base import Headers, Stream, encode_headers
 from core.http2.frames import ErrorCode, Http2Error
 from core.http2.messages import Refused
 from core.rpc import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S
-from router.grpc_server.call import Call, End, Method
+from router.grpc_server.call import Call
 from router.grpc_server.head import RESPONSE, NotGrpc, read_head, trailers
 from router.grpc_server.http2 import ServerHttp2
+from router.grpc_server.method import End, Method
 from router.grpc_server.outbox import Outbox, SendBatch
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from core.address import join_host_port
 from core.health import Health
 from core.http_server import listen
-from router.grpc_server.call import End, Method
 from router.grpc_server.connection import Connection, Shared
+from router.grpc_server.method import End, Method
 
 _CLOSE_GRACE_S = 1.0
 """For clients to take what has been sent, and for servicers to clean up."""

@@ -19,6 +19,7 @@ from tests.pki import Authority, identity
 from tests.router.stack import wait_for
 
 KEY = ("r", 1)
+COLUMNS = ("stream_ids", "output_indexes", "token_ids")
 READY = worker_pb2.WorkerMessage(state=types_pb2.WORKER_STATE_READY, load=types_pb2.Load(running=3))
 
 
@@ -200,6 +201,20 @@ async def test_tokens_come_in_order_however_many():
             worker.say.put_nowait(worker_pb2.WorkerMessage(tokens=tokens))
         await wait_for(lambda: len(taken) == 1000)
     assert taken == [(index, 2 * index) for index in range(1000)]
+
+
+@pytest.mark.parametrize("column", ["stream_ids", "output_indexes", "token_ids"])
+@pytest.mark.parametrize("length", [1, 128])
+async def test_columns_of_different_lengths_are_not_believed(column, length):
+    tokens = worker_pb2.StepTokens(**dict.fromkeys(COLUMNS, [5] * length))
+    getattr(tokens, column).append(5)
+    worker, taken = Worker(), []
+    async with serve(worker) as address, linked(address) as (link, sink):
+        link.take_tokens(5, lambda *token: taken.append(token))
+        worker.say.put_nowait(worker_pb2.WorkerMessage(tokens=tokens))
+        await wait_for(lambda: sink.lost)
+    assert "not of one length" in sink.lost[0]
+    assert taken == []
 
 
 @pytest.mark.parametrize(

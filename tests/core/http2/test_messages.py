@@ -8,7 +8,7 @@ import zlib
 import grpc
 import pytest
 
-from core.http2.messages import MessageReader, Refused
+from core.http2.messages import HeldMessages, MessageReader, Refused
 
 MAX_BYTES = 1000
 
@@ -83,3 +83,34 @@ def test_what_cannot_be_inflated_is_refused(data, encoding, message):
     with pytest.raises(Refused, match=message) as caught:
         take_compressed(data, encoding)
     assert caught.value.code is grpc.StatusCode.INTERNAL
+
+
+def test_what_is_held_leaves_in_order_as_there_is_room():
+    held, sent, room = HeldMessages(), bytearray(), [4, 0, 3, 100]
+
+    def send(message: bytes, start: int) -> int:
+        piece = message[start : start + room.pop(0)]
+        sent.extend(piece)
+        return len(piece)
+
+    held.add(b"abcdef")
+    held.add(b"xyz")
+    progress = []
+    for _ in range(4):
+        had_room = held.send_piece(send)
+        progress.append((bytes(sent), had_room, held.is_mid_message))
+    assert progress == [
+        (b"abcd", True, True),
+        (b"abcd", False, True),
+        (b"abcdef", True, False),
+        (b"abcdefxyz", True, False),
+    ]
+    assert not held
+
+
+def test_what_was_begun_remains_begun_when_the_rest_is_forgotten():
+    held = HeldMessages()
+    held.add(b"abc")
+    held.send_piece(lambda message, start: 1)
+    held.clear()
+    assert (bool(held), held.is_mid_message) == (False, True)

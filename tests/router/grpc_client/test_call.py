@@ -72,7 +72,7 @@ async def test_messages_that_wait_are_dropped_with_the_call(connected):
     call.data_received(settings((INITIAL_WINDOW_SIZE, 0)))
     call.send(b"a")
     transport.frames()
-    assert list(call._held) == [message(b"a")]
+    assert call._held
     call.data_received(trailers(("grpc-status", "14")))
     assert not call._held
     call.data_received(settings((INITIAL_WINDOW_SIZE, 100)))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.http2.frames import END_HEADERS, END_STREAM, NUMBER, PREFACE, Kind, frame
-from router.grpc_server.call import Method
 from router.grpc_server.connection import Connection, Shared
+from router.grpc_server.method import Method
 from tests.core.http2.wire import INITIAL_WINDOW_SIZE, data_frame, frames_in, message, room_for
 from tests.core.http2.wire import settings as settings_frame
 from tests.router.grpc_server.conftest import Probe
