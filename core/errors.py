@@ -22,7 +22,7 @@ Foreign errors are translated where they enter; `from_exception` is that boundar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -39,6 +39,14 @@ class BatonError(Exception):
         self.message = message
         self.field = field
         self.retry_after_s = retry_after_s
+
+    def bare(self) -> Self:
+        """The same without its traceback, which holds the frames that it went through.
+
+        Who keeps an error that was raised, or raises one that is kept, does so with this: what
+        these frames know of often holds the error, and so itself.
+        """
+        return type(self)(self.message, field=self.field, retry_after_s=self.retry_after_s)
 
 
 class InvalidArgument(BatonError):

@@ -92,7 +92,7 @@ class Attempts:
                 branch.avoid |= failure.suspects
                 _log_failure(branch, failure.error)
                 if is_final(failure.error, branch.num_failures):
-                    raise without_addresses(failure.error) from None
+                    raise without_addresses(failure.error).bare() from None
                 rng = self._shared.rng
                 await asyncio.sleep(backoff_s(failure.error, branch.num_failures, rng))
             left = [choice for choice in branch.choices if not choice.is_finished]

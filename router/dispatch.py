@@ -81,6 +81,7 @@ class Attempt:
         self._open = dict(enumerate(choices))
         """Choices that go on, by their number in the dispatch."""
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._failure: tuple[BatonError, frozenset[str]] | None = None
         self._prefill_reported = asyncio.Event()
         self._held: list[worker_pb2.SequenceOutput] | None = (
             [] if dispatch.HasField("prompt_logprobs") else None
@@ -118,6 +119,8 @@ class Attempt:
             if placement.prefill is not None:
                 self._assign(placement.prefill, placement.decode, placement.source)
             await self._ended
+            if self._failure is not None:
+                raise AttemptFailed(*self._failure)
             await self._wait_for_prefill_report()
         finally:
             self._ended.cancel()
@@ -283,8 +286,9 @@ class Attempt:
 
     def _fail(self, error: BatonError, *suspects: WorkerLink) -> None:
         if not self._ended.done():
-            names = frozenset(link.worker_id for link in suspects)
-            self._ended.set_exception(AttemptFailed(error, names))
+            # Not as the future's exception: that would hold this, and be held by it.
+            self._failure = error.bare(), frozenset(link.worker_id for link in suspects)
+            self._ended.set_result(None)
 
     async def _wait_for_prefill_report(self) -> None:
         """Decode's stream may overtake prefill's, which alone says how much was cached there."""

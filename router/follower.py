@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from core.errors import BatonError
 from router.text_lane import TextLane
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Follower:
         self.log = log
         self._open = [_Cursor(choice) for choice in log.choices]
         """Choices of which not all was read; the first has its turn next."""
-        self._error: Exception | None = None
+        self._error: BatonError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._lane: TextLane | None = None
         self._write_tokens: WriteTokens | None = None
@@ -58,7 +59,7 @@ class Follower:
                 return chunk
             error = self.log.error or self._error
             if error is not None:
-                raise error
+                raise error.bare()
             if self.log.outcome is not None:
                 return None
             await self._wait()
@@ -93,7 +94,7 @@ class Follower:
             self._lane = self._write_tokens = None
             self._idle_since = time.monotonic()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BatonError) -> None:
         """`next` raises `error` after what is there; the request goes on."""
         self._error = error
         self.wake()

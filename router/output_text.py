@@ -25,7 +25,6 @@ class OutputText:
         "_matcher",
         "_min_tokens",
         "is_stopped",
-        "text_of",
     )
 
     def __init__(
@@ -38,8 +37,11 @@ class OutputText:
         self._has_stop = bool(stop)
         self.is_stopped = False
         """Whether a stop string has ended the text."""
-        self.text_of = self._matched if stop else detokenizer.add
+
+    @property
+    def text_of(self) -> Callable[[int], str]:
         """The text that a further token completes, less what may become a stop string."""
+        return self._matched if self._has_stop else self._detokenizer.add
 
     @property
     def look(self) -> Callable[[int], str | None]:

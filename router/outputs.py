@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.v1 import inference_pb2, types_pb2
+from core.errors import BatonError
 from router.follower import MAX_TOKENS_PER_CHUNK, Follower
 from router.text_lane import TextLane
 
@@ -44,6 +45,17 @@ class Outcome:
     timing: inference_pb2.Timing
 
 
+class Followers(set["Follower"]):
+    """Those of one request."""
+
+    __slots__ = ()
+
+    def wake(self) -> None:
+        """Something new can be read."""
+        for follower in self:
+            follower.wake()
+
+
 class ChoiceLog:
     """Pieces of one choice: tokens, each with its text and log-probabilities, or text alone.
 
@@ -53,25 +65,28 @@ class ChoiceLog:
     __slots__ = (
         "_choice",
         "_followers",
-        "_log",
         "_logprobs",
         "_pushed",
         "_rest",
         "finish_reason",
+        "first_token_at",
         "is_finished",
         "lane",
         "texts",
         "token_ids",
     )
 
-    def __init__(self, choice: int, log: OutputLog) -> None:
+    def __init__(self, choice: int, followers: Followers) -> None:
         self.token_ids: list[int] = []
         self.texts: list[str] = []
         self.finish_reason: types_pb2.FinishReason.ValueType = types_pb2.FINISH_REASON_UNSPECIFIED
         self.is_finished = False
+        self.first_token_at: float | None = None
+        """In `time.monotonic`."""
         self._choice = choice
-        self._log = log
-        self._followers = log.followers
+        # Not the log: the two would hold each other, and all of these texts, until the garbage
+        # collector looks at old objects, which it seldom does.
+        self._followers = followers
         self._logprobs: list[types_pb2.TokenLogprobs] = []
         self._rest = ""
         self._pushed: Follower | None = None
@@ -101,14 +116,13 @@ class ChoiceLog:
         if logprobs is not None:
             self._logprobs.append(logprobs)
         if not self.texts:
-            self._log.note_first_token()
+            self.first_token_at = time.monotonic()
         self.texts.append(text)
         if self.lane is not None:
             if text:
                 self.lane.put(text)
         elif not is_last:
-            for follower in self._followers:
-                follower.wake()
+            self._followers.wake()
 
     def push(self, lane: TextLane, token_id: int, text: str) -> None:
         """`append` for a token that is not the last one, while there is a `lane`."""
@@ -120,16 +134,16 @@ class ChoiceLog:
         """Adds a piece of text that has no tokens of this model."""
         self.end_pushing()
         if not self.texts:
-            self._log.note_first_token()
+            self.first_token_at = time.monotonic()
         self.texts.append(text)
-        self._log.notify()
+        self._followers.wake()
 
     def finish(self, reason: types_pb2.FinishReason.ValueType, rest: str = "") -> None:
         """No more tokens will come; `rest` is text that comes after all tokens' text."""
         self.finish_reason = reason
         self.is_finished = True
         self._rest = rest
-        self._log.notify()
+        self._followers.wake()
 
     def push_to(self, follower: Follower, lane: TextLane) -> None:
         """Has each further token's text sent down `lane` for `follower`, which is the only one
@@ -177,14 +191,18 @@ class OutputLog:
     """The outputs of one request with `n` choices."""
 
     def __init__(self, n: int = 1) -> None:
-        self.followers: set[Follower] = set()
-        self.choices = [ChoiceLog(choice, self) for choice in range(n)]
+        self.followers = Followers()
+        self.choices = [ChoiceLog(choice, self.followers) for choice in range(n)]
         self.prompt_logprobs: Sequence[types_pb2.TokenLogprobs] = ()
         """One for each prompt token but the first, before any output; empty if not wanted."""
-        self.first_token_at: float | None = None
-        """In `time.monotonic`."""
         self.outcome: Outcome | None = None
-        self.error: Exception | None = None
+        self.error: BatonError | None = None
+
+    @property
+    def first_token_at(self) -> float | None:
+        """When the first token of any choice came, in `time.monotonic`."""
+        found = (choice.first_token_at for choice in self.choices)
+        return min((at for at in found if at is not None), default=None)
 
     @property
     def num_followers(self) -> int:
@@ -202,12 +220,12 @@ class OutputLog:
     def finish(self, outcome: Outcome) -> None:
         """The request has ended well: every choice is finished."""
         self.outcome = outcome
-        self.notify()
+        self.followers.wake()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BatonError) -> None:
         """Followers raise `error` after the tokens that are there; the first one counts."""
-        self.error = self.error or error
-        self.notify()
+        self.error = self.error or error.bare()
+        self.followers.wake()
 
     @contextmanager
     def follow(self) -> Iterator[Follower]:
@@ -220,13 +238,3 @@ class OutputLog:
             yield follower
         finally:
             self.followers.discard(follower)
-
-    def note_first_token(self) -> None:
-        """A choice gets its first token; the request's first counts."""
-        if self.first_token_at is None:
-            self.first_token_at = time.monotonic()
-
-    def notify(self) -> None:
-        """Something new can be read."""
-        for follower in self.followers:
-            follower.wake()

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from baton.v1 import inference_pb2, worker_pb2
-from core.errors import BatonError, DeadlineExceeded, ResourceExhausted, Unavailable
+from core.errors import (
+    BatonError,
+    DeadlineExceeded,
+    ResourceExhausted,
+    Unavailable,
+    from_exception,
+)
 from router.admission import Ticket
 from router.admission_refusals import Demand
 from router.attempts import Attempts
@@ -19,6 +26,8 @@ from router.request_context import RequestContext
 from router.request_spans import end_request
 from router.resolve import resolve
 from router.validate import ResolvedRequest, num_choices
+
+logger = logging.getLogger(__name__)
 
 
 class RequestRun:
@@ -49,8 +58,11 @@ class RequestRun:
             raise
         except TimeoutError:
             self.log.fail(DeadlineExceeded("the request's time is over"))
-        except Exception as error:
+        except BatonError as error:
             self.log.fail(error)
+        except Exception as error:
+            logger.error("request %s failed", self._context.worker_request_id, exc_info=error)
+            self.log.fail(from_exception(error))
         finally:
             # What is remembered of a request is its answer.
             self._prompt.Clear()

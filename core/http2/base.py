@@ -8,10 +8,11 @@ constant bytes.
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import hpack
 
@@ -96,9 +97,10 @@ def encode_headers(headers: Headers) -> bytes:
 
 
 class Http2(ABC):
-    """One connection. `send` gets bytes in the order in which they are to go out.
+    """One connection of `listener`, which holds it.
 
-    `preface` is what the peer begins with; `settings` are told beside those that both ends have.
+    `send` gets bytes in the order in which they are to go out. `preface` is what the peer begins
+    with; `settings` are told beside those that both ends have.
     """
 
     def __init__(
@@ -119,20 +121,12 @@ class Http2(ABC):
         """Of what is sent."""
         self._must_tell_table = False
         """Whether the next headers are to say how large their table is (RFC 7541, 4.2)."""
-        self._listener = listener
+        # Which holds this: a connection that is lost is not to wait for the garbage collector.
+        self._listener = weakref.proxy(listener)
         self._send = send
         self._reader = FrameReader(preface)
         self._receive_window = ReceiveWindow(CONNECTION_WINDOW)
         self._decoder = hpack.Decoder(MAX_HEADER_BYTES)
-        self._handlers: dict[int, Callable[[Frame], None]] = {
-            Kind.DATA: self._on_data,
-            Kind.HEADERS: self._on_headers,
-            Kind.RST_STREAM: self._on_reset,
-            Kind.SETTINGS: self._on_settings,
-            Kind.PUSH_PROMISE: self._on_push_promise,
-            Kind.PING: self._on_ping,
-            Kind.WINDOW_UPDATE: self._on_window_update,
-        }
         told = (
             *settings,
             (Setting.INITIAL_WINDOW_SIZE, STREAM_WINDOW),
@@ -145,9 +139,9 @@ class Http2(ABC):
     def receive(self, data: bytes) -> None:
         """Takes what has come. Raises Http2Error."""
         for received in self._reader.feed(data):
-            handler = self._handlers.get(received.kind)
+            handler = self._HANDLERS.get(received.kind)
             if handler is not None:
-                handler(received)
+                handler(self, received)
 
     def room(self, stream: Stream) -> int:
         """How many bytes of data the peer takes now, in one frame."""
@@ -323,3 +317,13 @@ class Http2(ABC):
 
     def _on_push_promise(self, received: Frame) -> None:
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, "push is not taken")
+
+    _HANDLERS: ClassVar[dict[int, Callable[[Any, Frame], None]]] = {
+        Kind.DATA: _on_data,
+        Kind.HEADERS: _on_headers,
+        Kind.RST_STREAM: _on_reset,
+        Kind.SETTINGS: _on_settings,
+        Kind.PUSH_PROMISE: _on_push_promise,
+        Kind.PING: _on_ping,
+        Kind.WINDOW_UPDATE: _on_window_update,
+    }

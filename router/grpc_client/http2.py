@@ -29,7 +29,6 @@ class ClientHttp2(Http2):
         """Why the server takes no more streams, once it has said so."""
         send(PREFACE)
         super().__init__(listener, send, b"", [(Setting.ENABLE_PUSH, 0)])
-        self._handlers[Kind.GOAWAY] = self._on_go_away
 
     def open(self, block: bytes) -> Stream:
         """Begins a stream with encoded headers."""
@@ -66,6 +65,8 @@ class ClientHttp2(Http2):
         for stream in [each for each in self.streams.values() if each.id > last_stream_id]:
             del self.streams[stream.id]
             self._listener.on_reset(stream, ErrorCode.REFUSED_STREAM)
+
+    _HANDLERS = Http2._HANDLERS | {Kind.GOAWAY: _on_go_away}
 
 
 def name_of(code: int) -> str:

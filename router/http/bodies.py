@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -87,8 +88,8 @@ class ChunkedBody:
     """
 
     def __init__(self, cycle: RequestResponseCycle, batch: TextBatch) -> None:
-        self._cycle = cycle
-        self._flow = cycle.flow
+        # Which holds this, in its scope: they must not keep each other.
+        self._cycle: RequestResponseCycle = weakref.proxy(cycle)
         self._batch = batch
         self._lanes: list[TextLane] = []
         """Those in use: one for each of the prompts whose texts are sent at present."""
