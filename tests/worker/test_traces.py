@@ -135,7 +135,9 @@ async def test_a_router_that_leaves_while_prefill_waits_is_the_reason(
         monkeypatch.setattr(hand_off, "grant", give_no_room)
         await both.send(both.dispatch(make_prompt(40), "r", traceparent=CALLER))
         await has_asked.wait()
-        await both.detach()
+        # In one moment: who is told first would tell the other.
+        for worker in (both.prefill, both.decode):
+            worker.host.hub.close()
         await both.until_idle()
     for name in ("prefill", "decode"):
         assert recorder.told(name)["baton.end_reason"] == "the router has left"
