@@ -374,14 +374,20 @@ async def test_sampled_verification_finds_damage_in_the_blocks_that_it_samples(
 
 
 async def test_a_long_sequence_that_is_preempted_goes_back_to_the_router(
-    folder: Path, expected
+    folder: Path, expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, object] = {"num_gpu_blocks_override": 12, "max_recompute_tokens": 30}
     async with pair(folder, decode=settings) as both:
         prompts = [make_prompt(20, seed) for seed in range(6)]
-        results = await asyncio.gather(
+        go_on = hold_steps(both.decode, monkeypatch)
+        generating = asyncio.gather(
             *(_with_preemptions(both, prompt, f"r{i}", 50) for i, prompt in enumerate(prompts))
         )
+        # Together they need 15 blocks.
+        scheduler = both.decode.host.engine.scheduler
+        await until(lambda: scheduler.num_running + scheduler.num_waiting >= 3)
+        go_on()
+        results = await generating
         assert [output for output, _ in results] == [expected(prompt, 50) for prompt in prompts]
         assert sum(num_attempts > 1 for _, num_attempts in results) > 0
 
