@@ -172,6 +172,7 @@ async def test_a_probe_that_is_given_up_quarantines_its_block(
         probing = asyncio.ensure_future(probe.read_from(both.prefill.address))
         await asyncio.wait_for(stuck.has_begun.wait(), 30)
         let_time_pass(monkeypatch, PROBE_TIMEOUT_S)
+        await until(probing.done)
         with pytest.raises(TimeoutError):
             await probing
         assert (pool.stats().free, pool.stats().quarantined) == (63, 1)
