@@ -74,7 +74,7 @@ class Dispatcher:
         key = (dispatch.request_id, dispatch.attempt)
         self._assign(decode, dispatch, prefill)
         assert eventually(lambda: key in self._accepted or key in self.errors, WAIT_S)
-        if key in self.errors:
+        if key not in self._accepted:
             raise self.errors.pop(key)
 
     def prefill(self, dispatch: worker_pb2.Dispatch, prefill: str, decode: str) -> None:

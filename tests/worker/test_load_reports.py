@@ -25,9 +25,11 @@ async def filled_decode(both: Pair, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     await both.send(both.dispatch(make_prompt(200), "long", max_tokens=50))
     await both.until_decoding()
     await until(lambda: both.prefill.load.requests == 0)
-    yield
-    both.abort("long")
-    go_on()
+    try:
+        yield
+    finally:
+        both.abort("long")
+        go_on()
 
 
 async def test_prefill_reports_what_it_has_to_compute_and_not_what_it_holds(
