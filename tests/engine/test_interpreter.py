@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.timeout(1200)
+
 
 def run_kernel_tests(marker: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-m", marker, "-p", "no:cacheprovider"]
@@ -30,6 +32,5 @@ def test_kernels_agree_with_their_references_in_the_interpreter() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_kernels_agree_with_their_references_in_every_shape() -> None:
     run_kernel_tests("slow")

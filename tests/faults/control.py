@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,22 +14,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 WAIT_S = 30.0
+_UCRED = struct.Struct("3i")
+"""pid, uid, gid."""
 
 
 class Fault:
     """One armed rule."""
 
-    def __init__(self, number: int, point: str, send: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, number: int, point: str, worker: WorkerFaults) -> None:
         self.number = number
         self.point = point
-        self._send = send
+        self._worker = worker
         self._reached = 0
         self._changed = threading.Condition()
 
     @property
     def num_reached(self) -> int:
-        """How often it came true."""
+        """How often it came true, before this was asked."""
+        self._worker.catch_up()
         return self._reached
 
     def wait(self, times: int = 1) -> None:
@@ -39,11 +45,11 @@ class Fault:
 
     def go(self) -> None:
         """Whoever is held, now or later, goes on."""
-        self._send({"go": self.number})
+        self._worker.send({"go": self.number})
 
     def disarm(self) -> None:
         """It comes true no more."""
-        self._send({"disarm": self.number})
+        self._worker.send({"disarm": self.number})
 
     def note_reached(self) -> None:
         with self._changed:
@@ -59,6 +65,8 @@ class WorkerFaults:
         self._faults: dict[int, Fault] = {}
         self._answered = threading.Condition()
         self._last_answer: dict[str, int] = {}
+        self._is_gone = False
+        """Whether the worker's life is over, and the next one has not begun."""
         self._worker: socket.socket | None = None
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(socket_path))
@@ -75,15 +83,27 @@ class WorkerFaults:
     ) -> Fault:
         """A rule for `point` (points.Rule says what is what); in force when this returns."""
         number = next(self._numbers)
-        fault = self._faults[number] = Fault(number, point, self._send)
+        fault = self._faults[number] = Fault(number, point, self)
         rule = {"point": point, "action": action, "times": times, "skip": skip, "seconds": seconds}
-        self._send({"arm": {"number": number, **rule}})
-        with self._answered:
-            is_armed = self._answered.wait_for(
-                lambda: self._last_answer.get("armed", 0) >= number, WAIT_S
-            )
-        assert is_armed, f"{point}: the worker does not answer"
+        self.send({"arm": {"number": number, **rule}})
+        self._until(lambda: self._last_answer.get("armed") == number)
         return fault
+
+    def catch_up(self) -> None:
+        """Returns when all that the worker has been told, and has said, is known to both.
+
+        At once if it cannot answer, because it is suspended or gone.
+        """
+        number = next(self._numbers)
+        self.send({"disarm": number})
+        self._until(lambda: self._last_answer.get("disarmed") == number or not self._can_answer())
+
+    def _until(self, is_so: Callable[[], bool]) -> None:
+        with self._answered:
+            assert self._answered.wait_for(is_so, WAIT_S), "the worker does not answer"
+
+    def _can_answer(self) -> bool:
+        return not self._is_gone and is_running(self._worker)
 
     @contextmanager
     def hold(self, point: str, *, times: int = 1, skip: int = 0) -> Iterator[Fault]:
@@ -99,12 +119,13 @@ class WorkerFaults:
     def rule(
         self, point: str, action: str, *, times: int = 0, seconds: float = 0
     ) -> Iterator[Fault]:
-        """`action` at `point`, every time or so often, while the context lasts."""
+        """`action` at `point`, every time or so often, while the context lasts and no longer."""
         fault = self.arm(point, action, times, seconds=seconds)
         try:
             yield fault
         finally:
             fault.disarm()
+            self.catch_up()
 
     def close(self) -> None:
         self._listener.close()
@@ -117,7 +138,8 @@ class WorkerFaults:
                 worker, _ = self._listener.accept()
                 if self._worker is not None:
                     self._worker.close()
-                self._worker = worker
+                with self._answered:
+                    self._worker, self._is_gone = worker, False
                 threading.Thread(target=self._read, args=(self._worker,), daemon=True).start()
 
     def _read(self, worker: socket.socket) -> None:
@@ -130,8 +152,11 @@ class WorkerFaults:
                     with self._answered:
                         self._last_answer[kind] = number
                         self._answered.notify_all()
+        with self._answered:
+            self._is_gone = worker is self._worker
+            self._answered.notify_all()
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         assert self._worker is not None, "the worker has not started"
         # A worker that is gone has no rules.
         with contextlib.suppress(OSError):
@@ -152,6 +177,18 @@ class AnyFault:
             if name != found:
                 fault.disarm()
         return found
+
+
+def is_running(worker: socket.socket | None) -> bool:
+    """Whether the process at the other end is neither suspended nor gone."""
+    if worker is None:
+        return False
+    try:
+        credentials = worker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        pid, _, _ = _UCRED.unpack(credentials)
+        return psutil.Process(pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    except (OSError, psutil.NoSuchProcess):
+        return False
 
 
 def eventually(holds: Callable[[], bool], timeout_s: float = WAIT_S) -> bool:

@@ -77,7 +77,7 @@ class Dispatcher:
         self._assign(decode, dispatch, prefill)
         number = dispatch.stream_id
         assert eventually(lambda: number in self._accepted or key in self.errors, WAIT_S)
-        if key in self.errors:
+        if number not in self._accepted:
             raise self.errors.pop(key)
 
     def prefill(self, dispatch: worker_pb2.Dispatch, prefill: str, decode: str) -> None:

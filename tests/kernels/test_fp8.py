@@ -39,7 +39,8 @@ def test_numbers_are_rounded_as_pytorch_rounds_them() -> None:
     exact = finite_numbers().view(torch.float8_e4m3fn).float().sort().values.unique()
     ties = (exact[1:] + exact[:-1]) / 2
     generator = torch.Generator().manual_seed(0)
-    spread = torch.randn(4000, generator=generator) * 10 ** (3 * torch.rand(4000) - 4)
+    magnitudes = 10 ** (3 * torch.rand(4000, generator=generator) - 4)
+    spread = magnitudes * torch.randn(4000, generator=generator)
     numbers = torch.cat([exact, ties, torch.nextafter(ties, torch.tensor(9e9)), spread])
     numbers = torch.cat([numbers, torch.zeros(-len(numbers) % TILE)]).clamp(-448, 448)
     bits = torch.empty(len(numbers), dtype=torch.uint8)

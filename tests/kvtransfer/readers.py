@@ -17,7 +17,8 @@ from kvtransfer.ucxx_library import is_ucxx_installed
 NUM_BLOCKS = 16
 BLOCK_BYTES = 1 << 16
 SHAPE = (NUM_BLOCKS, BLOCK_BYTES)
-PROMPT_S = 3.0
+PROMPT_S = 30.0
+"""Who waits longer hangs: a busy machine is late, too."""
 A_WHILE_S = 0.3
 UCX_TLS = {
     "nixl-cma": "cma,tcp,self",

@@ -17,7 +17,7 @@ from kvtransfer.tcp_frames import ACCEPTED, receive_into, runs, send_frame
 from kvtransfer.tcp_peer import TcpPeer
 from kvtransfer.tcp_server import TcpServer
 from kvtransfer.tcp_transport import TcpTransport
-from tests.kvtransfer.readers import SHAPE, Reader, promptly, started
+from tests.kvtransfer.readers import PROMPT_S, SHAPE, Reader, promptly, started
 
 BLOCK_BYTES = 64
 
@@ -34,7 +34,7 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def reader(port: int) -> Iterator[socket.socket]:
-    with socket.create_connection((LOOPBACK, port), timeout=3.0) as connection:
+    with socket.create_connection((LOOPBACK, port), timeout=PROMPT_S) as connection:
         yield connection
 
 
@@ -88,7 +88,7 @@ def test_a_frame_that_is_none_cuts_the_reader_off(reader: socket.socket, frame: 
 
 
 def test_a_silent_reader_does_not_hold_up_another(reader: socket.socket, port: int) -> None:
-    with socket.create_connection((LOOPBACK, port), timeout=3.0) as other:
+    with socket.create_connection((LOOPBACK, port), timeout=PROMPT_S) as other:
         assert greet(other, "p@1") == ACCEPTED
 
 

@@ -154,7 +154,10 @@ async def test_connections_that_were_given_up_leave_no_files_open() -> None:
                 await promptly(pull.settled())
                 mortal.resume()
                 await promptly(transport.pull("m@1", [BlockCopy(0, 0)]).done())
-            assert num_open_files() <= before + 2
+            # UCX closes the last one in its own time.
+            async with asyncio.timeout(PROMPT_S):
+                while num_open_files() > before + 2:
+                    await asyncio.sleep(0.02)
 
 
 def num_open_files() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,11 @@ def expected():  # type: ignore[no-untyped-def]
 def scheduling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether workers plan steps ahead."""
     monkeypatch.setenv("BATON_ASYNC_SCHEDULING", request.param)
+
+
+@pytest.fixture(autouse=True)
+def slow_goodbyes() -> Iterator[None]:
+    """A worker that stops is not cut short, which would leave threads to later tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("worker.host.STOP_GRACE_S", 30.0)
+        yield

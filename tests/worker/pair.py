@@ -8,14 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
-from core.errors import BatonError, from_detail
 from core.rpc import RpcServer, open_channel
 from decode_svc.service import DecodeService
 from engine.engine import load_engine
@@ -24,6 +23,7 @@ from kvtransfer.digests import BlockDigests
 from kvtransfer.peers import Identity
 from kvtransfer.select import make_transport
 from prefill_svc.service import PrefillService
+from tests.worker.results import Result
 from worker.host import Parts, WorkerHost
 from worker.main import ServiceFactory
 from worker.settings import WorkerSettings
@@ -98,29 +98,6 @@ async def worker(
             await server.stop(0.1)
 
 
-@dataclass
-class Result:
-    """What a router learns of one choice of an attempt."""
-
-    tokens: dict[int, int] = field(default_factory=dict)
-    logprobs: dict[int, types_pb2.TokenLogprobs] = field(default_factory=dict)
-    prompt_logprobs: list[types_pb2.TokenLogprobs] = field(default_factory=list)
-    finish_reason: types_pb2.FinishReason.ValueType = types_pb2.FINISH_REASON_UNSPECIFIED
-    error: BatonError | None = None
-    cached_tokens: int = 0
-    transferred_blocks: int = 0
-    was_preempted: bool = False
-    accepted: asyncio.Event = field(default_factory=asyncio.Event)
-    """A worker has answered: it takes the dispatch, or `error` says why not."""
-    first_token: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def output(self) -> list[int]:
-        assert sorted(self.tokens) == list(range(min(self.tokens), max(self.tokens) + 1))
-        return [self.tokens[index] for index in sorted(self.tokens)]
-
-
 class Pair:
     """Both workers, attached to, with a way to send them requests."""
 
@@ -175,39 +152,21 @@ class Pair:
             for stream_id, index, token_id in zip(
                 tokens.stream_ids, tokens.output_indexes, tokens.token_ids, strict=True
             ):
-                result = self._streams[stream_id]
-                assert index - 1 in result.tokens, "an output has spoken of it before"
-                assert result.tokens.setdefault(index, token_id) == token_id
+                self._streams[stream_id].note_token(index, token_id)
+            is_prefill = address.worker_id == self.prefill.address.worker_id
             for stream_id in message.accepted:
-                if stream_id in self._streams:
-                    self._streams[stream_id].accepted.set()
+                if not is_prefill:
+                    self._streams[stream_id].note_accepted()
             for output in message.outputs:
-                self._note(output)
+                self._note(output, is_prefill)
 
-    def _note(self, output: worker_pb2.SequenceOutput) -> None:
+    def _note(self, output: worker_pb2.SequenceOutput, is_prefill: bool) -> None:
         results = self._results.setdefault((output.request_id, output.attempt), [Result()])
         if output.HasField("error"):
             for result in results:
-                result.accepted.set()
-                result.error = from_detail(output.error)
-                result.ended.set()
-            return
-        result = results[output.choice]
-        # Nothing comes before a prompt's own log-probabilities, not even in their place.
-        assert not (output.prompt_logprobs and result.first_token.is_set())
-        result.prompt_logprobs += output.prompt_logprobs
-        for offset, token in enumerate(output.token_ids):
-            index = output.output_index + offset
-            assert result.tokens.setdefault(index, token) == token
-            result.first_token.set()
-            if output.logprobs:
-                result.logprobs[index] = output.logprobs[offset]
-        result.cached_tokens = max(result.cached_tokens, output.cached_tokens)
-        result.transferred_blocks = max(result.transferred_blocks, output.transferred_blocks)
-        result.finish_reason = output.finish_reason or result.finish_reason
-        result.was_preempted |= output.preempted
-        if result.finish_reason or result.was_preempted:
-            result.ended.set()
+                result.note_error(output.error)
+        else:
+            results[output.choice].note_output(output, is_prefill)
 
     def dispatch(
         self,
@@ -265,12 +224,14 @@ class Pair:
     ) -> list[Result]:
         """Returns when decode has taken it. Raises what it refuses with."""
         key = (dispatch.request_id, dispatch.attempt)
-        results = self._results[key] = [Result() for _ in range(max(1, dispatch.n))]
+        results = [Result(is_handed_off=not is_local) for _ in range(max(1, dispatch.n))]
+        self._results[key] = results
         self._streams |= dict(enumerate(results, dispatch.stream_id))
         self.assign(self.decode, dispatch, is_local)
         async with asyncio.timeout(60):
-            await results[0].accepted.wait()
-        if results[0].error is not None:
+            await results[0].answered.wait()
+        if not results[0].is_accepted:
+            assert results[0].error is not None
             raise results[0].error
         return results
 
@@ -290,7 +251,7 @@ class Pair:
             prefill_epoch=self.prefill.address.epoch,
             decode_epoch=self.decode.address.epoch,
         )
-        await self.decode_imports.Grant(request, timeout=5)
+        await self.decode_imports.Grant(request, timeout=30)
 
     async def generate(self, prompt: list[int], name: str, **fields: Any) -> Result:
         """Sends and waits for the end."""
@@ -324,7 +285,7 @@ class Pair:
         message = worker_pb2.RouterMessage(aborts=[request])
         self._outgoing[self.decode.address.worker_id].put_nowait(message)
 
-    async def until_idle(self, timeout_s: float = 10.0) -> None:
+    async def until_idle(self, timeout_s: float = 30.0) -> None:
         """Waits until both workers hold nothing for anybody; fails after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not all(is_idle(w) for w in (self.prefill, self.decode)):
@@ -333,7 +294,7 @@ class Pair:
         assert self.prefill.audit() == []
         assert self.decode.audit() == []
 
-    async def until_decoding(self, timeout_s: float = 10.0) -> None:
+    async def until_decoding(self, timeout_s: float = 30.0) -> None:
         """Waits until decode runs something; fails after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while self.decode.load.running == 0:

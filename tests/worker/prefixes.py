@@ -14,7 +14,7 @@ from kvtransfer.service import ExportService
 from tests.worker.pair import Pair, Worker, pair
 from tests.worker.reads import StuckPull
 
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
 
 
 @asynccontextmanager

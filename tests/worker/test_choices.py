@@ -11,7 +11,10 @@ from baton.v1 import types_pb2
 from core.errors import InvalidArgument, Unavailable, from_exception
 from core.sampling import choice_seed
 from tests.engine.harness import make_prompt
-from tests.worker.pair import Pair, Result, pair
+from tests.worker.pace import hold_steps
+from tests.worker.pair import Pair, pair
+from tests.worker.reads import until
+from tests.worker.results import Result
 
 pytestmark = pytest.mark.usefixtures("scheduling")
 
@@ -57,8 +60,11 @@ async def test_choices_equal_lone_requests_around_every_block_border(
             assert [r.transferred_blocks for r in results] == [-(-length // 16)] * n
 
 
-async def test_choices_share_the_full_blocks_and_copy_the_partial_one(folder: Path) -> None:
+async def test_choices_share_the_full_blocks_and_copy_the_partial_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with pair(folder) as both:
+        go_on = hold_steps(both.decode, monkeypatch)
         prompt = make_prompt(40)
         await both.send_choices(both.dispatch(prompt, "many", max_tokens=400, n=4, sampling=SEEDED))
         await both.until_decoding()
@@ -66,6 +72,7 @@ async def test_choices_share_the_full_blocks_and_copy_the_partial_one(folder: Pa
         # Two full blocks, and one for each choice, as long as none has filled it.
         assert both.decode.load.blocks.referenced == 6
         both.abort("many")
+        go_on()
 
 
 @pytest.mark.parametrize("max_recompute_tokens", [0, 1000])
@@ -189,9 +196,9 @@ async def test_a_request_whose_choices_are_all_aborted_before_the_commit_ends(
         results = await both.send_to_decode(dispatch)
         for choice in (0, 5, 1):
             both.abort_choice("none", choice)
+        await until(lambda: both.decode.load.requests == 0)
         both.assign(both.prefill, dispatch)
-        async with asyncio.timeout(60):
-            await results[0].ended.wait()
+        await until(lambda: results[0].error is not None)
         assert isinstance(results[0].error, Unavailable)
 
 

@@ -47,6 +47,7 @@ async def test_decode_finishes_what_it_has(folder: Path) -> None:
         result = await both.send(both.dispatch(make_prompt(40), "runs", max_tokens=60))
         await both.until_decoding()
         await (await begin_drain(both.decode, 30.0))
+        await asyncio.wait_for(result.ended.wait(), 30)
         assert result.output == right.output
         assert result.finish_reason == types_pb2.FINISH_REASON_LENGTH
 
@@ -77,7 +78,7 @@ async def test_decode_gives_back_what_it_cannot_finish_in_time(
         result = await both.send(both.dispatch(make_prompt(40), "slow"))
         await asyncio.wait_for(stuck.has_begun.wait(), 30)
         draining = await begin_drain(both.decode, 1.0)
-        await asyncio.wait_for(result.ended.wait(), 10)
+        await asyncio.wait_for(result.ended.wait(), 30)
         assert (result.was_preempted, result.error) == (True, None)
         stuck.may_settle.set()
         await draining
@@ -91,7 +92,7 @@ async def test_what_was_generated_before_a_hand_over_has_been_sent(folder: Path)
         )
         await both.until_decoding()
         both.decode.host.service.hand_over()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             for result in results:
                 await result.ended.wait()
         assert all(result.was_preempted for result in results)

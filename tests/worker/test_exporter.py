@@ -17,7 +17,7 @@ from core.hashing import block_hashes
 from core.rpc import open_channel
 from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, Worker, pair
-from tests.worker.reads import until
+from tests.worker.reads import let_leases_end, until
 
 PROMPT = make_prompt(320)
 
@@ -103,8 +103,10 @@ async def test_what_is_lent_comes_back_when_its_lease_is_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.host.HEARTBEAT_S", 0.02)
-    async with borrower(folder, lease_s=0.1) as (reader, both):
+    async with borrower(folder) as (reader, both):
         await reader.fetch("a", reader.hashes(PROMPT)[:5])
+        assert both.prefill.load.exports == 1
+        let_leases_end(both.prefill, monkeypatch)
         await until(lambda: both.prefill.load.exports == 0)
         assert both.prefill.load.blocks.referenced == 0
         assert not await reader.release("a")

@@ -20,8 +20,9 @@ from core.errors import (
 from decode_svc.service import DecodeService
 from engine.batch import StepResult
 from tests.engine.harness import make_prompt
-from tests.worker.pair import Pair, flip_a_byte_of, pair, worker
-from tests.worker.reads import until
+from tests.worker.pace import hold_steps
+from tests.worker.pair import Pair, flip_a_byte_of, is_idle, pair, worker
+from tests.worker.reads import let_leases_end, lose_leases, read_slowly, until
 
 pytestmark = pytest.mark.usefixtures("scheduling")
 
@@ -54,8 +55,7 @@ async def test_a_request_that_only_prefill_heard_of_ends_with_its_abort(folder: 
         both.assign(both.prefill, both.dispatch(make_prompt(40), "half"))
         await until(lambda: bool(both.decode.host.service._requests._awaited))  # type: ignore[attr-defined]
         both.abort("half")
-        await both.until_idle()
-        assert not both.decode.host.service._requests._awaited  # type: ignore[attr-defined]
+        await until(lambda: not both.decode.host.service._requests._awaited)  # type: ignore[attr-defined]
 
 
 async def test_of_what_decode_does_not_take_prefill_leaves_the_reason_to_decode(
@@ -67,7 +67,7 @@ async def test_of_what_decode_does_not_take_prefill_leaves_the_reason_to_decode(
         both.decode.host.service.abort(("refused", 1))
         await until(lambda: ("refused", 1) in both._results)
         result = both.result("refused")
-        await result.ended.wait()
+        await until(lambda: result.error is not None)
         assert isinstance(result.error, HandOffGivenUp)
 
 
@@ -188,22 +188,8 @@ async def test_a_request_over_its_time_ends_with_deadline_exceeded(folder: Path)
 async def test_a_lost_lease_fails_the_attempt_and_leaves_nothing_behind(
     folder: Path, expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with pair(folder, prefill={"lease_s": 0.05}) as both:
-        transport = both.decode.host.transport
-        real_pull = transport.pull
-
-        def late_pull(agent, copies, part):  # type: ignore[no-untyped-def]
-            pull = real_pull(agent, copies, part)
-            real_done = pull.done
-
-            async def done() -> None:
-                await real_done()
-                await asyncio.sleep(0.2)
-
-            pull.done = done  # type: ignore[method-assign]
-            return pull
-
-        monkeypatch.setattr(transport, "pull", late_pull)
+    async with pair(folder) as both:
+        lose_leases(both.prefill, monkeypatch)
         result = await both.generate(make_prompt(40), "late")
         assert type(result.error).__name__ == "Unavailable"
         assert "lease" in str(result.error)
@@ -213,14 +199,21 @@ async def test_a_lost_lease_fails_the_attempt_and_leaves_nothing_behind(
         assert (await both.generate(prompt, "next")).output == expected(prompt)
 
 
-async def test_exports_that_nobody_fetches_expire_without_traffic(folder: Path) -> None:
-    settings: dict[str, object] = {"lease_s": 0.2}
-    async with pair(folder, prefill=settings) as both:
-        result = await both.send(both.dispatch(make_prompt(40), "lost"))
-        await result.first_token.wait()
-        # Decode forgets the request without telling prefill.
-        both.decode.host.service._requests.get(("lost", 1)).is_released = True  # type: ignore[attr-defined]
-        both.decode.host.service.abort(("lost", 1))
+async def test_exports_that_nobody_fetches_expire_without_traffic(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def say_nothing(_: object) -> None: ...
+
+    async with pair(folder) as both:
+        stuck = await read_slowly(both, monkeypatch)
+        await until(lambda: len(both.prefill.host.service._requests) == 0)  # type: ignore[attr-defined]
+        reader = both.decode.host.service._reader  # type: ignore[attr-defined]
+        monkeypatch.setattr(reader, "give_up_export", say_nothing)
+        both.decode.host.service.abort(("slow", 1))
+        stuck.may_settle.set()
+        await until(lambda: is_idle(both.decode))
+        assert both.prefill.load.exports == 1
+        let_leases_end(both.prefill, monkeypatch)
         await both.until_idle()
 
 
@@ -318,10 +311,11 @@ async def test_a_repeated_dispatch_starts_nothing_twice(folder: Path, expected) 
     ("epochs_later", "refusal"), [(0, "had its room"), (1, "has restarted since")]
 )
 async def test_a_late_question_for_room_disturbs_nobody(
-    folder: Path, expected, epochs_later: int, refusal: str
+    folder: Path, expected, epochs_later: int, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with pair(folder) as both:
         prompt = make_prompt(40)
+        go_on = hold_steps(both.decode, monkeypatch)
         result = await both.send(both.dispatch(prompt, "once", max_tokens=60))
         await both.until_decoding()
         question = kv_transfer_pb2.GrantRequest(
@@ -333,6 +327,7 @@ async def test_a_late_question_for_room_disturbs_nobody(
         with pytest.raises(grpc.RpcError, match=refusal):
             await both.decode_imports.Grant(question)
         assert both.decode.load.imports == 0
+        go_on()
         await result.ended.wait()
         assert result.output == expected(prompt, 60)
 
@@ -379,14 +374,20 @@ async def test_sampled_verification_finds_damage_in_the_blocks_that_it_samples(
 
 
 async def test_a_long_sequence_that_is_preempted_goes_back_to_the_router(
-    folder: Path, expected
+    folder: Path, expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, object] = {"num_gpu_blocks_override": 12, "max_recompute_tokens": 30}
     async with pair(folder, decode=settings) as both:
         prompts = [make_prompt(20, seed) for seed in range(6)]
-        results = await asyncio.gather(
+        go_on = hold_steps(both.decode, monkeypatch)
+        generating = asyncio.gather(
             *(_with_preemptions(both, prompt, f"r{i}", 50) for i, prompt in enumerate(prompts))
         )
+        # Together they need 15 blocks.
+        scheduler = both.decode.host.engine.scheduler
+        await until(lambda: scheduler.num_running + scheduler.num_waiting >= 3)
+        go_on()
+        results = await generating
         assert [output for output, _ in results] == [expected(prompt, 50) for prompt in prompts]
         assert sum(num_attempts > 1 for _, num_attempts in results) > 0
 
@@ -456,8 +457,9 @@ async def test_a_pool_that_quarantine_eats_up_makes_the_worker_leave(
         pool = both.decode.host.engine.pool
         stuck = pool.allocate(9)
         assert stuck is not None
+        go_on = hold_steps(both.decode, monkeypatch)
         running = await both.send(both.dispatch(make_prompt(20), "running", max_tokens=120))
-        await running.first_token.wait()
+        await both.until_decoding()
         waiting = await both.send(both.dispatch(make_prompt(150), "waiting"))
         pool.quarantine(stuck)
         await waiting.ended.wait()
@@ -465,6 +467,7 @@ async def test_a_pool_that_quarantine_eats_up_makes_the_worker_leave(
         assert both.decode.host.state == types_pb2.WORKER_STATE_DRAINING
         with pytest.raises(Exception, match="takes no new requests"):
             await both.generate(make_prompt(5), "refused")
+        go_on()
         await running.ended.wait()
         assert running.output == expected(make_prompt(20), 120)
         await asyncio.wait(both.decode.host.vital, return_when=asyncio.FIRST_COMPLETED)
@@ -480,16 +483,16 @@ async def test_a_worker_whose_quarantine_settles_in_time_goes_on(
     settings: dict[str, object] = {"num_gpu_blocks_override": 20, "max_quarantined_share": 0.4}
     async with pair(folder, decode=settings) as both:
         pool = both.decode.host.engine.pool
-        running = await both.send(both.dispatch(make_prompt(20), "running", max_tokens=120))
-        await running.first_token.wait()
+        go_on = hold_steps(both.decode, monkeypatch)
+        await both.send(both.dispatch(make_prompt(20), "running", max_tokens=120))
+        await both.until_decoding()
         stuck = pool.allocate(9)
         assert stuck is not None
         pool.quarantine(stuck)
-        while both.decode.host.state != types_pb2.WORKER_STATE_DRAINING:
-            await asyncio.sleep(0.01)
+        await until(lambda: both.decode.host.state == types_pb2.WORKER_STATE_DRAINING)
         pool.settle(stuck)
-        while both.decode.host.state != types_pb2.WORKER_STATE_READY:
-            await asyncio.sleep(0.01)
+        await until(lambda: both.decode.host.state == types_pb2.WORKER_STATE_READY)
+        go_on()
         prompt = make_prompt(40)
         assert (await both.generate(prompt, "next")).output == expected(prompt)
 

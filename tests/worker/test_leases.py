@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from baton.v1 import kv_transfer_pb2
-from kvtransfer.service import ExportService
 from tests.engine.harness import make_prompt
+from tests.worker.pace import StepsSince, hold_steps
 from tests.worker.pair import Pair, pair
-from tests.worker.reads import StuckPull, until
+from tests.worker.reads import exports_of, read_slowly, until
 
 pytestmark = pytest.mark.usefixtures("scheduling")
 
@@ -21,35 +21,26 @@ RENEWING = {"lease_s": 0.03}
 
 
 class Renewals:
-    """Counts them at prefill, and answers them."""
+    """Counts what decode asks of prefill, and grants it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.count = 0
-        self.are_granted = True
-        monkeypatch.setattr(ExportService, "Renew", self._renew_method())
 
-    def _renew_method(self) -> Any:
-        async def renew(service: ExportService, request: Any, context: Any) -> Any:
-            self.count += 1
-            return kv_transfer_pb2.RenewReply(lease_held=self.are_granted)
+    async def count_those_of(self, both: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+        peer = await both.decode.host.peers.connected(both.prefill.address)
+        monkeypatch.setattr(peer.exports, "Renew", self._renew)
 
-        return renew
-
-
-async def read_slowly(both: Pair, monkeypatch: pytest.MonkeyPatch) -> StuckPull:
-    """Begins a request whose read does not end."""
-    stuck = StuckPull()
-    monkeypatch.setattr(both.decode.host.transport, "pull", lambda *_: stuck)
-    await both.send(both.dispatch(make_prompt(40), "slow"))
-    await asyncio.wait_for(stuck.has_begun.wait(), 30)
-    return stuck
+    async def _renew(self, request: Any, timeout: float) -> Any:
+        self.count += 1
+        return kv_transfer_pb2.RenewReply(lease_held=True)
 
 
 async def test_decode_renews_the_lease_while_it_reads_and_no_longer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renewals = Renewals(monkeypatch)
+    renewals = Renewals()
     async with pair(folder, decode=RENEWING) as both:
+        await renewals.count_those_of(both, monkeypatch)
         stuck = await read_slowly(both, monkeypatch)
         await until(lambda: renewals.count >= 3)
         both.abort("slow")
@@ -63,25 +54,24 @@ async def test_decode_renews_the_lease_while_it_reads_and_no_longer(
 async def test_decode_renews_nothing_that_it_has_committed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renewals = Renewals(monkeypatch)
+    renewals = Renewals()
     async with pair(folder, decode=RENEWING) as both:
-        await both.send(both.dispatch(make_prompt(40), "running", max_tokens=400))
+        await renewals.count_those_of(both, monkeypatch)
+        go_on = hold_steps(both.decode, monkeypatch)
+        await both.send(both.dispatch(make_prompt(40), "running"))
         await both.until_decoding()
-        await asyncio.sleep(0.05)
         count = renewals.count
         await asyncio.sleep(0.1)
-        assert both.decode.load.running == 1
         assert renewals.count == count
-        both.abort("running")
+        go_on()
 
 
 async def test_a_read_whose_lease_is_over_is_not_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renewals = Renewals(monkeypatch)
     async with pair(folder, decode=RENEWING) as both:
         stuck = await read_slowly(both, monkeypatch)
-        renewals.are_granted = False
+        monkeypatch.setattr(exports_of(both.prefill), "renew", lambda _: False)
         await asyncio.wait_for(stuck.is_aborted.wait(), 30)
         result = both.result("slow")
         await asyncio.wait_for(result.ended.wait(), 30)
@@ -106,25 +96,10 @@ async def test_an_aborted_sequence_is_computed_no_further(
     async with pair(folder) as both:
         await both.send(both.dispatch(make_prompt(40), "long", max_tokens=400))
         await both.until_decoding()
-        loop, runner = both.decode.host.loop, type(both.decode.host.engine.runner)
-        real_execute, real_abort = runner.execute, loop.abort
-        steps_since_abort: list[Any] | None = None
-
-        def execute(self: Any, batch: Any, after_layer: Any = None) -> Any:
-            if steps_since_abort is not None:
-                steps_since_abort.append(batch)
-            return real_execute(self, batch, after_layer)
-
-        def abort(key: Any) -> None:
-            nonlocal steps_since_abort
-            steps_since_abort = []
-            real_abort(key)
-
-        monkeypatch.setattr(runner, "execute", execute)
-        monkeypatch.setattr(loop, "abort", abort)
+        steps = StepsSince(both.decode.host.loop, "abort", both.decode, monkeypatch)
         both.abort("long")
         await both.until_idle()
-        assert steps_since_abort is not None and len(steps_since_abort) < 5
+        assert steps.has_begun and steps.count < 5
 
 
 async def test_an_abort_ends_the_lease_of_a_request_that_prefill_is_done_with(

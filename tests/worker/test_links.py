@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -14,9 +15,10 @@ from core.errors import TransferError, Unavailable
 from core.http_server import HttpServer
 from core.registry import Registry
 from kvtransfer.routes import LinkKind, UcxLog
+from tests.worker.pace import let_time_pass
 from tests.worker.pair import Pair, pair
 from tests.worker.reads import StuckPull, until
-from worker.links import LinkProbe, LinkVerdict, LinkWatch
+from worker.links import PROBE_TIMEOUT_S, LinkProbe, LinkVerdict, LinkWatch
 from worker.metrics import metrics_app
 
 SHARED_MEMORY = LinkKind.SHARED_MEMORY
@@ -164,12 +166,15 @@ async def test_a_probe_that_is_given_up_quarantines_its_block(
     async with pair(folder) as both:
         host = both.decode.host
         pool = host.engine.pool
-        monkeypatch.setattr("worker.links.PROBE_TIMEOUT_S", 0.2)
         stuck = StuckPull()
         monkeypatch.setattr(host.transport, "pull", lambda *_: stuck)
         probe = LinkProbe(host.transport, host.peers, pool, host.tasks, lambda: None)
+        probing = asyncio.ensure_future(probe.read_from(both.prefill.address))
+        await asyncio.wait_for(stuck.has_begun.wait(), 30)
+        let_time_pass(monkeypatch, PROBE_TIMEOUT_S)
+        await until(probing.done)
         with pytest.raises(TimeoutError):
-            await probe.read_from(both.prefill.address)
+            await probing
         assert (pool.stats().free, pool.stats().quarantined) == (63, 1)
         stuck.may_settle.set()
         await until(lambda: pool.stats().free == 64)

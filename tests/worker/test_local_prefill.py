@@ -11,7 +11,9 @@ import pytest
 from core.errors import InvalidArgument, Unavailable, from_exception
 from tests import tiny_models
 from tests.engine.harness import make_prompt, reference_tokens
-from tests.worker.pair import Pair, Result, pair
+from tests.worker.pace import hold_steps
+from tests.worker.pair import Pair, pair
+from tests.worker.results import Result
 
 pytestmark = pytest.mark.usefixtures("scheduling")
 
@@ -66,7 +68,7 @@ async def test_the_next_turn_of_a_handed_off_conversation_is_computed_from_its_e
 
 
 async def test_a_prompt_is_computed_in_small_chunks_beside_running_sequences(
-    folder: Path, expected
+    folder: Path, expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
     async with pair(folder, decode={"local_prefill_chunk": 8}) as both:
         steps: list[list[int]] = []
@@ -79,8 +81,10 @@ async def test_a_prompt_is_computed_in_small_chunks_beside_running_sequences(
         both.decode.host.service.on_scheduled = on_scheduled  # type: ignore[method-assign]
         running = await both.send_local(both.dispatch(make_prompt(10), "running", max_tokens=60))
         await running.first_token.wait()
-        result = await alone(both, make_prompt(30), "chunked")
-        await ended(running)
+        go_on = hold_steps(both.decode, monkeypatch)
+        result = await both.send_local(both.dispatch(make_prompt(30), "chunked"))
+        go_on()
+        await asyncio.gather(ended(result), ended(running))
         assert result.output == expected(make_prompt(30))
         assert running.output == expected(make_prompt(10), 60)
         mixed = [tokens for tokens in steps if len(tokens) == 2 and max(tokens) > 1]
@@ -114,15 +118,19 @@ async def test_preempted_local_sequences_still_give_the_right_tokens(
 
 
 @pytest.mark.parametrize("moment", ["waiting", "running"])
-async def test_an_abort_frees_everything(folder: Path, moment: str) -> None:
+async def test_an_abort_frees_everything(
+    folder: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with pair(folder, decode={"num_gpu_blocks_override": 16}) as both:
         running = await both.send_local(both.dispatch(make_prompt(150), "running", max_tokens=90))
         await running.first_token.wait()
+        go_on = hold_steps(both.decode, monkeypatch)
         await both.send_local(both.dispatch(make_prompt(150, seed=1), "waiting"))
         assert both.decode.load.pending_blocks == 10
         assert both.decode.load.requests == 2
         both.abort(moment)
         both.abort("running" if moment == "waiting" else "waiting")
+        go_on()
 
 
 async def test_a_deadline_and_a_router_that_leaves_free_everything(folder: Path) -> None:

@@ -14,7 +14,7 @@ from core.errors import Unavailable
 from kvtransfer.service import ExportService, ImportService
 from tests.engine.harness import make_prompt
 from tests.worker.pair import Pair, flip_a_byte_of, pair
-from tests.worker.reads import StuckPull
+from tests.worker.reads import let_leases_end, read_slowly, until
 
 
 def lose_last_answers(
@@ -35,8 +35,7 @@ def lose_last_answers(
 
 
 async def until_prefill_is_done(both: Pair) -> None:
-    while len(both.prefill.host.service._requests) > 0:  # type: ignore[attr-defined]
-        await asyncio.sleep(0.01)
+    await until(lambda: len(both.prefill.host.service._requests) == 0)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("num_lost", [1, 100])
@@ -141,10 +140,12 @@ async def test_an_announcement_without_an_answer_is_waited_for_as_long_as_its_le
 ) -> None:
     monkeypatch.setattr("worker.host.HEARTBEAT_S", 0.02)
     lose_last_answers(monkeypatch, 1, asyncio.Event())
-    async with pair(folder, prefill={"lease_s": 0.1}) as both:
-        stuck = StuckPull()
-        monkeypatch.setattr(both.decode.host.transport, "pull", lambda *_: stuck)
-        result = await both.send(both.dispatch(make_prompt(40), "unanswered"))
+    # Decode does not renew it so soon, and so is not the first to find out.
+    async with pair(folder, decode={"lease_s": 600.0, "max_lease_s": 600.0}) as both:
+        stuck = await read_slowly(both, monkeypatch)
+        result = both.result("slow")
+        assert not result.ended.is_set()
+        let_leases_end(both.prefill, monkeypatch)
         await asyncio.wait_for(result.ended.wait(), 30)
         assert "lease is over" in str(result.error)
         await asyncio.wait_for(stuck.is_aborted.wait(), 30)

@@ -6,12 +6,13 @@ import asyncio
 from pathlib import Path
 
 import httpx2
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from core.http_server import HttpServer
 from tests.engine.harness import make_prompt
+from tests.worker.pace import hold_steps
 from tests.worker.pair import Pair, Worker, pair
-from tests.worker.reads import until
 from worker.metrics import WorkerFigures, metrics_app
 
 
@@ -89,21 +90,24 @@ async def test_a_prompt_that_decode_computes_counts_in_its_prefix_cache(folder: 
     async with pair(folder) as both:
         for name in ("first", "again"):
             result = await both.send_local(both.dispatch(make_prompt(40), name))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await result.ended.wait()
         found = await scrape(both.decode)
         assert found["baton_prefix_cache_queries_total"] == 80
         assert found["baton_prefix_cache_hits_total"] == 32
 
 
-async def test_blocks_in_use_show_while_a_sequence_runs(folder: Path) -> None:
+async def test_blocks_in_use_show_while_a_sequence_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with pair(folder) as both:
-        await both.send(both.dispatch(make_prompt(40), "runs", max_tokens=100))
-        await until(lambda: both.decode.load.running == 1)
+        go_on = hold_steps(both.decode, monkeypatch)
+        await both.send(both.dispatch(make_prompt(40), "runs"))
+        await both.until_decoding()
         found = await scrape(both.decode)
         assert found["baton_num_requests"] == found["baton_num_requests_running"] == 1
         assert found["baton_kv_cache_usage_perc"] == found["baton_kv_blocks referenced"] / 64
-        both.abort("runs")
+        go_on()
 
 
 async def test_a_draining_worker_is_not_healthy_and_goes_on_to_answer(folder: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from baton.v1 import worker_pb2
 from tests.engine.harness import make_prompt
+from tests.worker.pace import let_time_pass
 from tests.worker.pair import flip_a_byte_at, pair
 from tests.worker.prefixes import PATIENCE_S, Fetches, held_by, set_compute_s, stick, two_pairs
-from tests.worker.reads import until
+from tests.worker.reads import lose_leases, until
 
 
 async def test_a_prefix_whose_lease_was_over_before_the_read_is_computed(
@@ -22,14 +23,7 @@ async def test_a_prefix_whose_lease_was_over_before_the_read_is_computed(
         prompt = make_prompt(64)
         await one.generate(prompt, "first")
         await one.until_idle()
-        exports = one.prefill.host.service._exporter.exports  # type: ignore[attr-defined]
-        real_release = exports.release
-
-        def release_late(key: tuple[str, int]) -> bool:
-            exports._exports[key].expires_at = 0.0
-            return real_release(key)
-
-        monkeypatch.setattr(exports, "release", release_late)
+        lose_leases(one.prefill, monkeypatch)
         result = await two.generate(prompt, "again", source=held_by(one.prefill, 4))
         assert (result.output, result.cached_tokens) == (expected(prompt), 0)
 
@@ -53,8 +47,11 @@ async def test_a_read_that_takes_longer_than_computing_is_given_up_and_quarantin
         prompt = make_prompt(64)
         await one.generate(prompt, "first")
         stuck = stick(two, monkeypatch)
-        set_compute_s(two, 0.2)
-        result = await two.generate(prompt, "again", source=held_by(one.prefill, 4))
+        set_compute_s(two, 10.0)
+        result = await two.send(two.dispatch(prompt, "again"), held_by(one.prefill, 4))
+        await asyncio.wait_for(stuck.has_begun.wait(), 30)
+        let_time_pass(monkeypatch, 10.0)
+        await asyncio.wait_for(result.ended.wait(), 30)
         assert stuck.is_aborted.is_set()
         assert (result.output, result.cached_tokens) == (expected(prompt), 0)
         await one.until_idle()
@@ -86,9 +83,12 @@ async def test_quarantined_blocks_take_their_share_from_later_fetches(
         prompt = make_prompt(64)
         await one.generate(prompt, "first")
         stuck = stick(two, monkeypatch)
-        set_compute_s(two, 0.2)
+        set_compute_s(two, 10.0)
         source = held_by(one.prefill, 4)
-        await two.generate(prompt, "stuck", source=source)
+        result = await two.send(two.dispatch(prompt, "stuck"), source)
+        await asyncio.wait_for(stuck.has_begun.wait(), 30)
+        let_time_pass(monkeypatch, 10.0)
+        await asyncio.wait_for(result.ended.wait(), 30)
         other = make_prompt(65)
         assert (await two.generate(other, "next", source=source)).output == expected(other)
         assert fetches.num_wanted == [3]
@@ -144,6 +144,7 @@ async def test_a_source_that_is_gone_costs_no_answer_and_is_left_alone_for_a_whi
     folder: Path, expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
+    monkeypatch.setattr("prefill_svc.prefix_fetch.PAUSE_S", 600.0)
     async with pair(folder, number=1) as two:
         async with pair(folder) as one:
             source = held_by(one.prefill, 4)

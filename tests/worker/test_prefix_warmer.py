@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ import pytest
 from baton.v1 import types_pb2
 from core.errors import TransferError, Unavailable
 from tests.engine.harness import make_prompt
+from tests.worker.pace import let_time_pass
 from tests.worker.pair import Pair, Worker, flip_a_byte_at, pair
-from tests.worker.prefixes import Fetches, stick
+from tests.worker.prefixes import PATIENCE_S, Fetches, stick
 from tests.worker.reads import until
 from worker.prefix_reader import PrefixReader
 from worker.prefix_warmer import PrefixWarmer, chains, sources
@@ -53,6 +55,13 @@ def test_chains_lead_from_first_blocks_to_last_ones() -> None:
 def test_what_is_no_tree_is_refused(parents: list[int]) -> None:
     with pytest.raises(TransferError):
         chains([A, B], parents)
+
+
+@pytest.fixture(autouse=True)
+def patiently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fetch is given up because the machine is slow."""
+    monkeypatch.setattr("worker.prefix_warmer.MAX_FETCH_S", PATIENCE_S)
+    monkeypatch.setattr("worker.prefix_reader.MAX_FETCH_S", PATIENCE_S)
 
 
 @dataclass
@@ -172,7 +181,10 @@ async def test_a_read_that_never_ends_costs_the_time_that_it_may(
 ) -> None:
     async with newcomer(folder) as (new, one):
         stuck = stick(new.both, monkeypatch)
-        assert await new.warm(timeout_s=0.5) == 0
+        warming = asyncio.ensure_future(new.warm(timeout_s=10.0))
+        await asyncio.wait_for(stuck.has_begun.wait(), 30)
+        let_time_pass(monkeypatch, 10.0)
+        assert await asyncio.wait_for(warming, 30) == 0
         pool = new.worker.host.engine.pool
         assert pool.stats().quarantined == 3
         await one.until_idle()

@@ -11,8 +11,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from baton.v1 import worker_pb2
 from tests.engine.harness import make_prompt
 from tests.traces import CALLER, CALLER_ID, TRACE_ID, Recorder, events, parent_id, trace_id
+from tests.worker.pace import hold_steps
 from tests.worker.pair import Pair, pair
 from tests.worker.prefixes import held_by, two_pairs
+from tests.worker.reads import until
 
 HANDED_OFF = {
     "prefill": "",
@@ -104,18 +106,25 @@ async def test_a_dispatch_without_a_trace_records_nothing(folder: Path) -> None:
     assert recorder.spans == []
 
 
-async def test_an_abort_ends_every_open_span_with_its_reason(folder: Path) -> None:
+async def test_an_abort_ends_every_open_span_with_its_reason(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with pair(folder) as both:
         recorder = record(both)
-        await both.send(both.dispatch(make_prompt(40), "r", max_tokens=400, traceparent=CALLER))
+        go_on = hold_steps(both.decode, monkeypatch)
+        await both.send(both.dispatch(make_prompt(40), "r", traceparent=CALLER))
         await both.until_decoding()
+        # Then it cannot be prefill from which decode hears of the abort.
+        await until(lambda: both.prefill.load.requests == 0)
         both.abort("r")
+        await until(lambda: both.decode.load.requests == 0)
+        go_on()
         await both.until_idle()
     assert recorder.parents == HANDED_OFF
     assert recorder.told("decode")["baton.end_reason"] == "aborted by the router"
     generated = recorder.told("decode.generate")
     assert generated["baton.end_reason"] == "cancelled"
-    assert 0 < generated["baton.output_tokens"] < 400
+    assert generated["baton.output_tokens"] == 1
     assert generated["baton.end_reasons"] == ()
     assert {span.status.status_code for span in recorder.spans} == {StatusCode.UNSET}
 
@@ -135,7 +144,9 @@ async def test_a_router_that_leaves_while_prefill_waits_is_the_reason(
         monkeypatch.setattr(hand_off, "grant", give_no_room)
         await both.send(both.dispatch(make_prompt(40), "r", traceparent=CALLER))
         await has_asked.wait()
-        await both.detach()
+        # In one moment: who is told first would tell the other.
+        for worker in (both.prefill, both.decode):
+            worker.host.hub.close()
         await both.until_idle()
     for name in ("prefill", "decode"):
         assert recorder.told(name)["baton.end_reason"] == "the router has left"
