@@ -24,6 +24,7 @@ class Fault:
         self.point = point
         self._send = send
         self._reached = 0
+        self._is_disarmed = False
         self._changed = threading.Condition()
 
     @property
@@ -42,12 +43,23 @@ class Fault:
         self._send({"go": self.number})
 
     def disarm(self) -> None:
-        """It comes true no more."""
+        """It comes true no more, as soon as the worker has heard of it."""
         self._send({"disarm": self.number})
+
+    def wait_disarmed(self) -> None:
+        """Returns when the worker has heard of it."""
+        with self._changed:
+            is_disarmed = self._changed.wait_for(lambda: self._is_disarmed, WAIT_S)
+        assert is_disarmed, f"{self.point}: the worker does not answer"
 
     def note_reached(self) -> None:
         with self._changed:
             self._reached += 1
+            self._changed.notify_all()
+
+    def note_disarmed(self) -> None:
+        with self._changed:
+            self._is_disarmed = True
             self._changed.notify_all()
 
 
@@ -127,6 +139,8 @@ class WorkerFaults:
                     if kind == "reached":
                         self._faults[number].note_reached()
                         continue
+                    if kind == "disarmed":
+                        self._faults[number].note_disarmed()
                     with self._answered:
                         self._last_answer[kind] = number
                         self._answered.notify_all()
@@ -148,9 +162,11 @@ class AnyFault:
         """The worker in which it has come true; it will not in the others."""
         assert eventually(lambda: any(f.num_reached for f in self.faults.values())), "not reached"
         found = next(name for name, fault in self.faults.items() if fault.num_reached)
-        for name, fault in self.faults.items():
-            if name != found:
-                fault.disarm()
+        others = [fault for name, fault in self.faults.items() if name != found]
+        for fault in others:
+            fault.disarm()
+        for fault in others:
+            fault.wait_disarmed()
         return found
 
 
