@@ -72,7 +72,7 @@ def check_message(stack: FaultStack, message: str, when: str, action: str) -> No
         faults.rule(f"{message}:{when}", action, times=1, seconds=0.3) as fault,
     ):
         answer = stack.ask(prompt, 20)
-        assert fault.num_reached == 1
+        fault.wait()
     assert answer.token_ids == stack.reference(prompt, 20)
     stack.check_recovered()
 

@@ -131,7 +131,7 @@ class FaultStack(PodStack):
             token_ids, right = answer.result().token_ids, self.reference(prompt, num_outputs)
             assert token_ids == right, f"{token_ids} is not {right}"
 
-    def check_idle(self, timeout_s: float = 20.0) -> None:
+    def check_idle(self, timeout_s: float = 30.0) -> None:
         """Everything is back at its idle level on every pod, in time."""
         faults = self.wait_idle(timeout_s)
         assert not faults, faults
