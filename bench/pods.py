@@ -27,7 +27,7 @@ from client.processes import ProcessSpec, dying_with_parent
 from core.address import port_of
 from core.errors import Unavailable
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 _POLL_S = 0.02
 _TAIL_BYTES = 4000
 

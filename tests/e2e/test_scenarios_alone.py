@@ -21,7 +21,7 @@ SLACK_S = 30.0
 
 @pytest.fixture(scope="module")
 def stack(tiny) -> Iterator[FaultStack]:  # type: ignore[no-untyped-def]
-    patient = (*ROUTER_ARGS, "--worker-wait-s", "60")
+    patient = (*ROUTER_ARGS, "--worker-wait-s", "120")
     with fault_stack(tiny("llama"), router_args=patient) as stack:
         yield stack
 

@@ -41,7 +41,7 @@ def joined(client: BatonClient, prompt: list[int], request_id: str) -> Completio
         request_id=request_id,
         temperature=0.0,
         ignore_eos=True,
-        timeout_s=60.0,
+        timeout_s=120.0,
     )
     next(stream)
     return stream
@@ -67,7 +67,7 @@ def test_when_one_of_two_clients_with_one_id_leaves_the_other_still_gets_everyth
     with stack.client() as client:
         with stack.hold_any("decode", "step", skip=5) as fault:
             options = {"token_ids": prompt, "max_tokens": 20, "request_id": "left"}
-            with client.stream(ignore_eos=True, temperature=0.0, timeout_s=60.0, **options):
+            with client.stream(ignore_eos=True, temperature=0.0, timeout_s=120.0, **options):
                 fault.wait()
                 other = joined(client, prompt, "left")
         assert other.completion().token_ids == stack.reference(prompt, 20)

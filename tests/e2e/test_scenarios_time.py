@@ -110,16 +110,19 @@ def test_a_read_from_a_stopped_worker_keeps_its_blocks_from_others_until_that_mo
             stack.workers[name].suspend()
         assert answer.result().token_ids == stack.reference(prompt, 20)
         assert answer.result().route.prefill_worker != name
-        blocks = stack.worker_status("decode-0").load.blocks
-        assert blocks.quarantined == 7
+        assert eventually(lambda: num_quarantined(stack) == 7)
         stack.check_right([(make_prompt(90, seed), 20) for seed in range(12)])
-        assert stack.worker_status("decode-0").load.blocks.quarantined == 7
+        assert num_quarantined(stack) == 7
         getattr(stack.workers[name], signal)()
-        assert eventually(lambda: not stack.worker_status("decode-0").load.blocks.quarantined)
+        assert eventually(lambda: num_quarantined(stack) == 0)
         if signal == "kill":
             stack.restart(name)
         stack.wait_usable(name)
         stack.check_recovered()
+
+
+def num_quarantined(stack: FaultStack) -> int:
+    return stack.worker_status("decode-0").load.blocks.quarantined
 
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
