@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -95,6 +96,25 @@ def test_a_deadline_ends_the_request_and_frees_everything(
     with stack.client() as client, pytest.raises(DeadlineExceeded):
         client.generate(token_ids=make_prompt(50), max_tokens=450, ignore_eos=True, timeout_s=0.05)
     check_next(stack, reference)
+
+
+def test_two_calls_with_one_id_compute_once_and_get_the_same_tokens(
+    served: tuple[RunningStack, Reference],
+) -> None:
+    stack, reference = served
+    prompt = make_prompt(45)
+    answers = []
+
+    def call() -> None:
+        answers.append(stack.greedy(prompt, 40, request_id="same"))
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [a.token_ids for a in answers] == [reference(prompt, 40)] * 3
+    assert len({a.timing for a in answers}) == 1
 
 
 def test_generation_goes_on_while_redis_is_away(tiny) -> None:  # type: ignore[no-untyped-def]
