@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from core.fingerprint import hash_scope
 from core.hashing import block_hashes
@@ -10,6 +11,9 @@ from core.prefix_index import PrefixIndexReader
 from core.redis_client import connect_redis
 from core.registry import Registry
 from tests.faults.control import eventually
+
+REPORT_S = 1.5
+"""After so long no load report tells of work that is over: one that does sends requests away."""
 
 
 def credit(redis_url: str, prompt: list[int]) -> dict[str, int]:
@@ -32,7 +36,9 @@ def credit(redis_url: str, prompt: list[int]) -> dict[str, int]:
 
 
 def wait_credit(redis_url: str, prompt: list[int], worker_id: str, num_blocks: int) -> None:
-    """Returns when the index has learned that a worker holds so many blocks of a prompt."""
+    """Returns when the index has learned that a worker holds so many blocks of a prompt, and the
+    router that whoever computed it has nothing more to do."""
     assert eventually(lambda: credit(redis_url, prompt).get(worker_id) == num_blocks), (
         f"{worker_id} is credited with {credit(redis_url, prompt)}, not {num_blocks}"
     )
+    time.sleep(REPORT_S)

@@ -9,7 +9,7 @@ from concurrent.futures import wait
 import pytest
 
 from core.errors import Unavailable
-from tests.e2e.prefix_credit import wait_credit
+from tests.e2e.prefix_credit import REPORT_S, wait_credit
 from tests.engine.harness import make_prompt
 from tests.faults.control import eventually
 from tests.faults.stack import FaultStack, fault_stack
@@ -18,8 +18,6 @@ pytestmark = pytest.mark.e2e
 
 AFTER_LEASE_S = 6.0
 """The registry's lease is 5 s."""
-REPORT_S = 1.5
-"""After so long no load report tells of the work before: one that does sends all requests away."""
 
 
 @pytest.fixture(scope="module")
