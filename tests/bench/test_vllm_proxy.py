@@ -45,7 +45,7 @@ async def through_proxy(prefill: Server, decode: Server) -> Record:
         listening(Proxy(first, second).serve) as port,
     ):
         client = HttpClient(f"http://127.0.0.1:{port}/v1", "m")
-        async with LoadRun(client, [Planned(0.0, [1, 2, 3], 9)], timeout_s=5.0) as run:
+        async with LoadRun(client, [Planned(0.0, [1, 2, 3], 9)], timeout_s=60.0) as run:
             await asyncio.wait(run.tasks)
         await client.close()
     return run.records[0]

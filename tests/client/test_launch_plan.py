@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+import struct
 
 import pytest
 
@@ -104,6 +106,28 @@ def test_without_any_redis_the_error_says_what_to_do(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(StartupError, match="no redis-server: install"):
         launch_plan.find_redis()
+
+
+async def test_a_redis_that_resets_the_connection_is_asked_again(tmp_path):
+    num_asked = 0
+
+    async def serve(reader, writer):
+        nonlocal num_asked
+        num_asked += 1
+        await reader.readline()
+        if num_asked == 1:
+            no_farewell = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, no_farewell
+            )
+        else:
+            writer.write(b"+PONG\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        spec, _ = redis_process(tmp_path, server.sockets[0].getsockname()[1])
+        await asyncio.wait_for(spec.probe(), 30)
+    assert num_asked == 2
 
 
 async def test_the_own_redis_starts_and_answers(tmp_path):

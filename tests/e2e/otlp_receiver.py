@@ -51,7 +51,7 @@ class Receiver:
     def trace_ids(self) -> set[str]:
         return {item.trace_id for item in self._received}
 
-    def wait_for(self, is_there: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    def wait_for(self, is_there: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Returns as soon as `is_there()`; fails after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while not is_there():

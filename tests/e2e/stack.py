@@ -23,6 +23,12 @@ class RunningStack(LocalStack):
     def client(self) -> BatonClient:
         return BatonClient(self.address)
 
+    @property
+    def redis_url(self) -> str:
+        """Of the stack's own Redis."""
+        argv = self.children()["router"].cmdline()
+        return argv[argv.index("--redis-url") + 1]
+
     def greedy(self, prompt: list[int], num_outputs: int, **options: object) -> Completion:
         """Greedy tokens, end tokens ignored."""
         with self.client() as client:
@@ -34,7 +40,7 @@ class RunningStack(LocalStack):
                 **options,  # type: ignore[arg-type]
             )
 
-    def wait_until_idle(self, timeout_s: float = 15.0) -> None:
+    def wait_until_idle(self, timeout_s: float = 60.0) -> None:
         """Fails unless every worker comes back to its idle level and passes its audit."""
         deadline = time.monotonic() + timeout_s
         while True:

@@ -20,7 +20,8 @@ from tests.faults.stack import ROUTER_ARGS, WORKER_ARGS, FaultStack, fault_stack
 
 pytestmark = pytest.mark.e2e
 
-DRAIN = ("--drain-timeout-s", "20")
+DRAIN = ("--drain-timeout-s", "60")
+"""Twice what a pod has to end: none of these tests waits for it."""
 NUM_OUTPUTS = 60
 INTERVAL_S = 0.2
 """Between requests of a steady load: five a second."""
@@ -69,7 +70,7 @@ def test_a_worker_that_leaves_under_load_loses_nothing(stack: FaultStack, name: 
     load = Load(stack)
     load.begin(12)
     time.sleep(0.1)
-    leaving = stack._threads.submit(stack.workers[name].terminate, 30.0)
+    leaving = stack._threads.submit(stack.workers[name].terminate)
     load.go_on_until(leaving.done)
     load.begin(4)
     load.check()
@@ -88,7 +89,7 @@ def test_decode_hands_over_what_it_cannot_finish_in_time(stack: FaultStack) -> N
         answer = stack.begin(prompt, NUM_OUTPUTS)
         fault.wait()
         stack.restart("decode-1")
-        leaving = stack._threads.submit(stack.workers["decode-0"].terminate, 30.0)
+        leaving = stack._threads.submit(stack.workers["decode-0"].terminate)
         completion = answer.result()
     assert completion.token_ids == stack.reference(prompt, NUM_OUTPUTS)
     assert (completion.route.decode_worker, completion.route.attempts) == ("decode-1", 2)
@@ -102,7 +103,7 @@ def test_every_worker_can_be_replaced_under_a_steady_load(stack: FaultStack) -> 
 
     def replace_all() -> None:
         for name, pod in stack.workers.items():
-            assert pod.terminate(30.0) == 0
+            assert pod.terminate() == 0
             stack.restart(name)
 
     replacing = stack._threads.submit(replace_all)
@@ -123,11 +124,9 @@ def test_a_new_worker_is_used_soon_and_one_that_leaves_no_more(
     pod = stack.workers[f"{role}-1"]
     pod.terminate()
     assert {used() for _ in range(6)} == {f"{role}-0"}
-    pod.start()
-    pod.wait_ready()
-    deadline = time.monotonic() + 2.0
-    while used() != f"{role}-1":
-        assert time.monotonic() < deadline
+    stack.restart(pod.name)
+    # Chance among equals does not leave out one of two so often.
+    assert any(used() == f"{role}-1" for _ in range(60))
 
 
 def test_a_router_that_leaves_finishes_its_streams_and_takes_no_more(stack: FaultStack) -> None:
@@ -135,8 +134,8 @@ def test_a_router_that_leaves_finishes_its_streams_and_takes_no_more(stack: Faul
     with stack.hold_any("decode", "step", 10) as fault:
         answer = stack.begin(prompt, NUM_OUTPUTS)
         fault.wait()
-        leaving = stack._threads.submit(stack.router.terminate, 30.0)
-        eventually(lambda: is_refused(stack))
+        leaving = stack._threads.submit(stack.router.terminate)
+        assert eventually(lambda: is_refused(stack))
         assert not answer.done()
     assert answer.result().token_ids == stack.reference(prompt, NUM_OUTPUTS)
     assert leaving.result() == 0
@@ -150,8 +149,9 @@ def test_a_second_signal_ends_a_worker_at_once(stack: FaultStack) -> None:
         fault.wait()
         name = stack.exporter()
         os.kill(stack.workers[name].pid, signal.SIGTERM)
-        eventually(lambda: stack.worker_status(name).state == types_pb2.WORKER_STATE_DRAINING)
-        assert stack.workers[name].terminate(5.0) == 0
+        draining = types_pb2.WORKER_STATE_DRAINING
+        assert eventually(lambda: stack.worker_status(name).state == draining)
+        assert stack.workers[name].terminate() == 0
     answer.result()
     stack.restart(name)
 

@@ -29,6 +29,16 @@ def ask(client: openai.OpenAI) -> int:
     return answer.usage.completion_tokens
 
 
+def ask_until_refused(client: openai.OpenAI) -> openai.RateLimitError:
+    """The first is within the quota, the second only if it comes two seconds later."""
+    for _ in range(20):
+        try:
+            assert ask(client) == 4
+        except openai.RateLimitError as error:
+            return error
+    raise AssertionError("never over its quota")
+
+
 def test_over_its_quota_a_tenant_is_told_when_to_come_back_and_then_served(
     tiny,  # type: ignore[no-untyped-def]
     tmp_path: Path,
@@ -43,12 +53,11 @@ def test_over_its_quota_a_tenant_is_told_when_to_come_back_and_then_served(
 
         with client("sk-acme") as acme, client("sk-zeta") as zeta:
             assert ask(acme) == 4
-            with pytest.raises(openai.RateLimitError) as caught:
-                ask(acme)
-            assert (caught.value.status_code, caught.value.param) == (429, "requests_per_s")
-            assert "tenant acme is over its quota" in str(caught.value)
+            refused = ask_until_refused(acme)
+            assert (refused.status_code, refused.param) == (429, "requests_per_s")
+            assert "tenant acme is over its quota" in str(refused)
             assert [ask(zeta) for _ in range(3)] == [4, 4, 4]
-            wait_s = int(caught.value.response.headers["retry-after"])
+            wait_s = int(refused.response.headers["retry-after"])
             assert 1 <= wait_s <= 2
             time.sleep(wait_s)
             assert ask(acme) == 4

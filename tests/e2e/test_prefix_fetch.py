@@ -9,6 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from client import Completion
+from tests.e2e.prefix_credit import wait_credit
 from tests.engine.harness import make_prompt
 from tests.faults.stack import FaultStack, fault_stack
 
@@ -39,7 +40,7 @@ def compute_prefix(stack: FaultStack, seed: int) -> tuple[list[int], str, str]:
     other = "prefill-1" if home == "prefill-0" else "prefill-0"
     stack.workers[other].kill()
     stack.restart(other)
-    time.sleep(1)  # The index learns of the prefix.
+    wait_credit(stack.redis_url, prefix, home, PREFIX_BLOCKS)
     return prefix, home, other
 
 
@@ -90,9 +91,10 @@ def test_what_only_a_decode_worker_holds_is_fetched_from_there(stack: FaultStack
     for name in ("prefill-0", "prefill-1"):
         stack.workers[name].kill()
         stack.restart(name)
-    time.sleep(1)  # The index learns of what decode holds.
     prompt = [*prefix, *answer.token_ids, *make_prompt(20)]
+    num_held = (len(prefix) + 39) // 16
+    wait_credit(stack.redis_url, prompt, answer.route.decode_worker, num_held)
     again = stack.ask(prompt, 4)
     assert again.token_ids == stack.reference(prompt, 4)
-    assert again.route.cached_tokens == (len(prefix) + 39) // 16 * 16
+    assert again.route.cached_tokens == 16 * num_held
     stack.check_recovered()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.engine.harness import make_prompt
+from tests.faults.control import eventually
 from tests.faults.stack import FaultStack, fault_stack
 
 pytestmark = pytest.mark.e2e
@@ -37,7 +38,10 @@ def test_chunked_prefill_a_full_decode_pool_and_many_waiting_requests_do_not_loc
 
 def test_long_sequences_that_decode_evicts_go_on_with_the_right_tokens(stack: FaultStack) -> None:
     requests = [(make_prompt(70, seed), 120) for seed in range(6)]
-    answers = [stack.begin(prompt, num_outputs) for prompt, num_outputs in requests]
+    with stack.faults["decode-0"].hold("step"):
+        answers = [stack.begin(prompt, num_outputs) for prompt, num_outputs in requests]
+        # However late they come, these run together.
+        assert eventually(lambda: stack.worker_status("decode-0").load.running >= 3)
     attempts = []
     for (prompt, num_outputs), answer in zip(requests, answers, strict=True):
         assert answer.result().token_ids == stack.reference(prompt, num_outputs)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.prefix_credit import wait_credit
 from tests.engine.harness import make_prompt
 from tests.faults.control import eventually
 from tests.faults.stack import ROUTER_ARGS, FaultStack, fault_stack
@@ -15,8 +15,10 @@ from tests.faults.stack import ROUTER_ARGS, FaultStack, fault_stack
 pytestmark = pytest.mark.e2e
 
 NUM_REQUESTS = 40
-LEAST_SHARE = 8
-"""Of 40 requests over two workers; fewer by chance alone: once in 8,000 runs."""
+LEAST_SHARE = 4
+"""Of 40 requests over two workers; fewer by chance alone: once in 50,000,000 runs."""
+NUM_PROMPTS = 80
+"""Chance alone sends one worker's share of them all to one place once in 5,000,000,000 runs."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,8 @@ def test_a_worker_whose_reports_freeze_is_neither_shunned_nor_flooded(
 def test_a_cached_prefix_attracts_requests_but_does_not_hold_up_a_crowd(stack: FaultStack) -> None:
     prompt = make_prompt(200, seed=70)
     first = stack.ask(prompt, 4).route.prefill_worker
-    time.sleep(1)  # The index learns of it; asking again before would spread the prefix.
+    # Asking again before would spread the prefix.
+    wait_credit(stack.redis_url, prompt, first, 12)
     alone = [stack.ask([*prompt, 100 + index], 4).route for index in range(6)]
     assert {route.prefill_worker for route in alone} == {first}
     crowd = [stack.begin([*prompt, index], 60) for index in range(24)]
@@ -77,7 +80,7 @@ def test_a_cached_prefix_attracts_requests_but_does_not_hold_up_a_crowd(stack: F
 
 
 def test_a_restarted_worker_is_not_credited_with_its_former_cache(stack: FaultStack) -> None:
-    prompts = [make_prompt(200, seed) for seed in range(80, 120)]
+    prompts = [make_prompt(100, seed) for seed in range(100, 100 + NUM_PROMPTS)]
     homes = {}
     for index, prompt in enumerate(prompts):
         # An only token is not handed off: no decode worker has these prompts to give.

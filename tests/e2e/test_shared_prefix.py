@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.prefix_credit import wait_credit
 from tests.e2e.stack import RunningStack, running_stack
 from tests.engine.harness import make_prompt
 
@@ -29,7 +29,7 @@ def test_a_shared_system_prompt_is_computed_once_for_20_requests(stack: RunningS
     prompts = [[*system, *make_prompt(20, seed=seed)] for seed in range(NUM_REQUESTS)]
     first = stack.greedy(prompts[0], 4)
     assert first.route.cached_tokens == 0
-    time.sleep(1)  # The index learns who holds it.
+    wait_credit(stack.redis_url, system, first.route.prefill_worker, NUM_SHARED // 16)
     with ThreadPoolExecutor(NUM_REQUESTS) as pool:
         others = list(pool.map(lambda prompt: stack.greedy(prompt, 4), prompts[1:]))
     held = NUM_SHARED // 16 * 16

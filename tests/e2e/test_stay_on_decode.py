@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Reference
+from tests.e2e.prefix_credit import wait_credit
 from tests.e2e.stack import RunningStack, running_stack
 from tests.engine.harness import make_prompt
 
@@ -42,7 +42,7 @@ def test_the_next_turns_of_a_conversation_transfer_nothing(
     for number in range(3):
         held = (len(turn) + NUM_OUTPUTS - 1) // 16 * 16
         turn = [*turn, *answer.token_ids, *make_prompt(25, seed=number)]
-        time.sleep(1)  # The index learns what decode holds.
+        wait_credit(stack.redis_url, turn, first.route.decode_worker, held // 16)
         answer = stack.greedy(turn, NUM_OUTPUTS)
         assert answer.token_ids == reference(turn, NUM_OUTPUTS)
         assert answer.route.prefill_worker == ""

@@ -19,8 +19,9 @@ from tests.faults.control import eventually
 pytestmark = pytest.mark.e2e
 
 NUM_REQUESTS = 40
-LEAST_SHARE = 10
-"""Of 40 requests that come at once, over two workers."""
+LEAST_SHARE = 4
+"""Of 40 requests, over two workers. If they do not come at once, chance decides: fewer once in
+50,000,000 runs."""
 NUM_OUTPUTS = 12
 WORKER_ARGS = ("--dtype", "float32", "--num-gpu-blocks-override", "512")
 

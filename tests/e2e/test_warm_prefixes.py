@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e.prefix_credit import wait_credit
 from tests.engine.harness import make_prompt
 from tests.faults.control import eventually
 from tests.faults.stack import FaultStack, fault_stack
@@ -29,10 +29,9 @@ def make_hot(stack: FaultStack, seed: int) -> tuple[list[int], str, str]:
     """A prompt that one prefill worker has found in its cache; that worker, and the other one."""
     prompt = make_prompt(16 * PREFIX_BLOCKS + 1, seed)
     home = stack.ask(prompt, 1).route.prefill_worker
-    time.sleep(1)  # The index learns of the prefix.
+    wait_credit(stack.redis_url, prompt, home, PREFIX_BLOCKS)
     again = stack.ask(prompt, 1).route
     assert (again.prefill_worker, again.cached_tokens) == (home, 16 * PREFIX_BLOCKS)
-    time.sleep(1)  # The home's record says how much it holds.
     return prompt, home, "prefill-1" if home == "prefill-0" else "prefill-0"
 
 

@@ -48,8 +48,12 @@ class Fault:
         self._worker.send({"go": self.number})
 
     def disarm(self) -> None:
-        """It comes true no more."""
+        """It comes true no more, as soon as the worker has heard of it."""
         self._worker.send({"disarm": self.number})
+
+    def wait_disarmed(self) -> None:
+        """Returns when the worker has heard of it, unless it is suspended or gone."""
+        self._worker.catch_up()
 
     def note_reached(self) -> None:
         with self._changed:
@@ -173,9 +177,11 @@ class AnyFault:
         """The worker in which it has come true; it will not in the others."""
         assert eventually(lambda: any(f.num_reached for f in self.faults.values())), "not reached"
         found = next(name for name, fault in self.faults.items() if fault.num_reached)
-        for name, fault in self.faults.items():
-            if name != found:
-                fault.disarm()
+        others = [fault for name, fault in self.faults.items() if name != found]
+        for fault in others:
+            fault.disarm()
+        for fault in others:
+            fault.wait_disarmed()
         return found
 
 

@@ -21,7 +21,7 @@ from client.processes import ProcessSpec
 from tests.e2e.conftest import Reference
 from tests.e2e.stack import QUIET
 from tests.engine.harness import make_prompt
-from tests.faults.control import AnyFault, WorkerFaults
+from tests.faults.control import AnyFault, WorkerFaults, eventually
 
 ROOT = Path(__file__).parents[2]
 FAILED = "the workers that served the request have failed; send it again"
@@ -90,7 +90,7 @@ class FaultStack(PodStack):
 
     def ask(self, prompt: list[int], num_outputs: int, **options: Any) -> Completion:
         """Greedy tokens unless `options` say otherwise; end tokens are ignored."""
-        settings: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "timeout_s": 60.0}
+        settings: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "timeout_s": 120.0}
         with self.client() as client:
             return client.generate(
                 token_ids=prompt, max_tokens=num_outputs, **{**settings, **options}
@@ -116,8 +116,16 @@ class FaultStack(PodStack):
 
     def exporter(self) -> str:
         """The prefill worker that holds an export now."""
-        with self.client() as client:
-            return next(worker.id for worker in client.status().workers if worker.load.exports)
+        found: list[str] = []
+
+        def is_told() -> bool:
+            with self.client() as client:
+                found.extend(w.id for w in client.status().workers if w.load.exports)
+            return bool(found)
+
+        # On a busy machine one may answer too late to be in a status.
+        assert eventually(is_told), "nobody exports anything"
+        return found[0]
 
     def worker_status(self, name: str) -> worker_pb2.WorkerStatus:
         """What one worker says of itself now."""
@@ -131,7 +139,7 @@ class FaultStack(PodStack):
             token_ids, right = answer.result().token_ids, self.reference(prompt, num_outputs)
             assert token_ids == right, f"{token_ids} is not {right}"
 
-    def check_idle(self, timeout_s: float = 20.0) -> None:
+    def check_idle(self, timeout_s: float = 30.0) -> None:
         """Everything is back at its idle level on every pod, in time."""
         faults = self.wait_idle(timeout_s)
         assert not faults, faults

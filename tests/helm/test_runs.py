@@ -16,11 +16,11 @@ import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from bench.ports import free_ports
 from client.processes import Child, ProcessSpec
 from tests import tiny_models
 from tests.helm.rendering import ROOT, environment, render
 from tests.pki import Authority, identity
-from tests.redis_server import free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -58,7 +58,7 @@ async def passes(probe, ports):
     """Whether the kubelet would be content."""
     if "httpGet" in probe:
         url = f"http://127.0.0.1:{ports[probe['httpGet']['port']]}{probe['httpGet']['path']}"
-        async with httpx2.AsyncClient() as http:
+        async with httpx2.AsyncClient(timeout=30) as http:
             return (await http.get(url)).is_success
     port = ports[probe["grpc"]["port"]]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -85,7 +85,8 @@ async def test_the_pods_of_the_cpu_example_generate_a_token(tmp_path, redis_serv
     tiny_models.build(tmp_path / "tiny", "llama")
     rendering = render("tls.mode=certManager", files=[EXAMPLE])
     authority = Authority("release")
-    ports = {port: free_port() for port in (50051, "http", "prefill-metrics", "decode-metrics")}
+    names = (50051, "http", "prefill-metrics", "decode-metrics")
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
     children = []
     try:
         for component in COMPONENTS:
