@@ -23,6 +23,6 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture
 async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
     """A client of `redis_server`."""
-    client = connect_redis(redis_server.url)
+    client = connect_redis(redis_server.url, timeout_s=30.0)  # a busy machine is no outage
     yield client
     await client.aclose()

@@ -39,11 +39,15 @@ class RedisServer:
         options = ["--port", str(self._port), "--bind", "127.0.0.1", "--dir", self._folder.name]
         options += ["--save", "", "--appendonly", "no", "--daemonize", "no", *self._options]
         self._process = subprocess.Popen([self.binary, *options], stdout=subprocess.DEVNULL)
-        for _ in range(500):
+        for _ in range(3000):
+            # Who answers at the port of a process that has ended is somebody else.
+            if self._process.poll() is not None:
+                break
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self._port)) == 0:
                     return
             time.sleep(0.01)
+        self.kill()
         raise RuntimeError("redis-server does not start")
 
     def pause(self) -> None:
