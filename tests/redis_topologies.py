@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import subprocess
 import time
@@ -51,8 +52,9 @@ def sentinel(folder: Path, *primaries: RedisServer) -> Iterator[RedisServer]:
     config = folder / "sentinel.conf"
     config.write_text(
         f"sentinel monitor baton {primaries[0].address.replace(':', ' ')} 1\n"
-        "sentinel down-after-milliseconds baton 300\n"
-        "sentinel failover-timeout baton 1000\n"
+        # A primary on a busy machine is not down.
+        "sentinel down-after-milliseconds baton 2000\n"
+        "sentinel failover-timeout baton 10000\n"
     )
     server = RedisServer()
     process = subprocess.Popen(
@@ -108,9 +110,11 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 def _cluster_port() -> int:
     """The nodes of a Cluster talk to each other at their ports + 10,000."""
-    while (port := free_port()) > 55_000:
-        pass
-    return port
+    while True:
+        port = free_port()
+        with socket.socket() as probe:
+            if port <= 55_000 and probe.connect_ex(("127.0.0.1", port + 10_000)) != 0:
+                return port
 
 
 def _knows_all(client: Redis, num_nodes: int) -> bool:
@@ -123,7 +127,7 @@ def _num_replicas(client: Redis) -> int:
 
 
 def _wait(is_so: Callable[[], bool]) -> None:
-    for _ in range(1000):
+    for _ in range(3000):
         with suppress(ConnectionError):
             if is_so():
                 return
