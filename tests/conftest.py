@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 from redis.asyncio import Redis
 
 from core.redis_client import connect_redis
 from tests.redis_server import RedisServer
+
+
+def pytest_configure() -> None:
+    """Properties are tried with the same examples each time, however long one of them takes."""
+    settings.register_profile(
+        "baton", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("baton")
 
 
 @pytest.fixture
@@ -23,6 +32,6 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture
 async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
     """A client of `redis_server`."""
-    client = connect_redis(redis_server.url)
+    client = connect_redis(redis_server.url, timeout_s=30.0)  # a busy machine is no outage
     yield client
     await client.aclose()

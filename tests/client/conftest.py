@@ -101,7 +101,7 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
             context.abort(grpc.StatusCode.CANCELLED, "stopping")
         yield from self.responses
         if self.hangs:
-            self.call_ended.wait(10)
+            self.call_ended.wait(60)
         if self.error is not None:
             detail = to_detail(self.error).SerializeToString()
             context.set_trailing_metadata(((ERROR_METADATA_KEY, detail),))

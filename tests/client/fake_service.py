@@ -12,7 +12,6 @@ parser.add_argument("--router-of", type=int, help="be a router that knows so man
 parser.add_argument("--http", default="", help="pair of the ready line: http=HOST:PORT")
 parser.add_argument("--say", default="", help="a line for standard error")
 parser.add_argument("--exit-code", type=int, help="end at once, not ready")
-parser.add_argument("--exit-after", type=float, default=60.0, help="seconds from being ready")
 parser.add_argument("--never-ready", action="store_true")
 parser.add_argument("--ignores-sigterm", action="store_true")
 parser.add_argument("--chatty", action="store_true", help="fill the pipe after the ready line")
@@ -52,7 +51,7 @@ def main() -> None:
     if args.chatty:
         sys.stdout.write("x" * 1_000_000)
         sys.stdout.flush()
-    time.sleep(args.exit_after)
+    time.sleep(600)  # it is killed long before
 
 
 if __name__ == "__main__":

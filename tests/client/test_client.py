@@ -101,7 +101,7 @@ def test_leaving_a_stream_early_cancels_the_call(router):
         with client.stream("x") as stream:
             next(stream)
             assert not router.call_ended.is_set()
-        assert router.call_ended.wait(5)
+        assert router.call_ended.wait(30)
 
 
 def test_an_error_of_the_router_keeps_its_type_and_field(router):
@@ -113,10 +113,15 @@ def test_an_error_of_the_router_keeps_its_type_and_field(router):
 
 
 def test_a_timeout_is_sent_as_the_deadline(router):
+    with BatonClient(router.address) as client:
+        client.generate("x", timeout_s=200)
+    assert 100 < router.time_remaining <= 202  # gRPC rounds up what it sends
+
+
+def test_a_call_ends_at_its_deadline(router):
     router.hangs = True
     with BatonClient(router.address) as client, pytest.raises(DeadlineExceeded):
         client.generate("x", timeout_s=0.2)
-    assert router.time_remaining <= 0.21  # gRPC rounds up what it sends
 
 
 def test_a_call_that_a_stopping_router_cancels_is_sent_again(router):
@@ -171,7 +176,7 @@ async def test_closing_an_async_stream_cancels_the_call(router):
     async with AsyncBatonClient(router.address) as client:
         async with client.stream("x") as stream:
             assert (await anext(stream)).text == "Par"
-        assert router.call_ended.wait(5)
+        assert router.call_ended.wait(30)
 
 
 async def test_async_errors_are_translated_too(router):

@@ -134,8 +134,8 @@ async def test_the_own_redis_starts_and_answers(tmp_path):
     spec, url = redis_process(tmp_path)
     redis = Child(spec, tmp_path)
     await redis.start()
-    await asyncio.wait_for(redis.ready(), 10)
+    await asyncio.wait_for(redis.ready(), 60)
     assert url.startswith("redis://127.0.0.1:")
     redis.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(redis.exited(), 5) == "exited with code 0"
+    assert await asyncio.wait_for(redis.exited(), 60) == "exited with code 0"
     await redis.close()

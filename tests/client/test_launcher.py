@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
 
 import psutil
 import pytest
@@ -33,7 +32,7 @@ def child_of(stack, name):
 
 
 async def eventually(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.02)
 
@@ -87,23 +86,21 @@ async def test_the_death_of_the_router_is_told(tmp_path):
         assert await stack.until_router_ends() == "router killed by SIGKILL: out of luck"
 
 
-async def test_a_child_that_ignores_sigterm_is_killed_within_5_s(tmp_path):
+async def test_a_child_that_ignores_sigterm_is_killed_after_3_s(tmp_path):
     async with stack_of(tmp_path, None, ["--ignores-sigterm"]) as (stack, said):
         await stack.start()
-        started = time.monotonic()
-        await stack.stop()
-        assert time.monotonic() - started < 5
+        async with asyncio.timeout(60):
+            await stack.stop()
         assert said == ["killing prefill-0: still running 3 s after SIGTERM"]
 
 
-async def test_cancelling_stop_cuts_the_grace_short(tmp_path):
+async def test_cancelling_stop_cuts_the_grace_short(tmp_path, monkeypatch):
+    monkeypatch.setattr("client.launcher.STOP_GRACE_S", 600.0)
     others = set(psutil.Process().children(recursive=True))
     async with stack_of(tmp_path, None, ["--ignores-sigterm"]) as (stack, _):
         await stack.start()
-        started = time.monotonic()
         stopping = asyncio.create_task(stack.stop())
         await asyncio.sleep(0.1)
         stopping.cancel()
         await asyncio.wait((stopping,))
         await eventually(lambda: set(psutil.Process().children(recursive=True)) <= others)
-        assert time.monotonic() - started < 3

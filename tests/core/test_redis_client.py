@@ -21,7 +21,7 @@ HASHES = block_hashes(range(400), 4, b"scope")
 @asynccontextmanager
 async def client_of(url):
     # Patient: these tests are about answers, and a busy machine is no outage.
-    client = connect_redis(url, timeout_s=5.0)
+    client = connect_redis(url, timeout_s=30.0)
     try:
         yield client
     finally:
@@ -44,13 +44,13 @@ async def check_all_uses(client):
 
 async def eventually(call):
     """The result of `call` once it does not raise Unavailable any more."""
-    for _ in range(400):
-        try:
-            with redis_errors():
-                return await call()
-        except Unavailable:
-            await asyncio.sleep(0.02)
-    raise AssertionError("Redis does not come back")
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                with redis_errors():
+                    return await call()
+            except Unavailable:
+                await asyncio.sleep(0.02)
 
 
 async def test_a_server_that_wants_a_password():

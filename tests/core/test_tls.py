@@ -24,7 +24,7 @@ def authority():
 async def health(channel):
     async with channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
         return reply.status
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -64,10 +65,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.load = types_pb2.Load(blocks=types_pb2.BlockStats(total=100, free=100))
         self.refusal: BatonError | None = None
         self.is_silent = False
-        self.status_delay_s = 0.0
+        self.is_asked_for_status = asyncio.Event()
+        self.may_tell_status = asyncio.Event()
+        self.may_tell_status.set()
         self.dispatches: list[worker_pb2.Dispatch] = []
         self.aborts: list[tuple[str, int]] = []
         self._outboxes: dict[str, asyncio.Queue[_Said]] = {}
+        self._told: defaultdict[tuple[str, int], asyncio.Event] = defaultdict(asyncio.Event)
+        """By request and attempt: set when the router has told this worker of it."""
         self._server: RpcServer | None = None
         self._tasks = TaskSet()
 
@@ -116,7 +121,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self.aborts += [(abort.request_id, abort.attempt) for abort in message.aborts]
 
     async def GetWorkerStatus(self, request, context) -> worker_pb2.WorkerStatus:
-        await asyncio.sleep(self.status_delay_s)
+        self.is_asked_for_status.set()
+        await self.may_tell_status.wait()
         audit = worker_pb2.Audit(ok=True) if request.audit else None
         return worker_pb2.WorkerStatus(
             id=self.record.worker_id, state=self.record.state, load=self.load, audit=audit
@@ -124,6 +130,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
     def _accept(self, assignment: worker_pb2.Assignment) -> None:
         dispatch = assignment.dispatch
+        self._told[dispatch.request_id, dispatch.attempt].set()
         if self.refusal is not None:
             self.send(dispatch, worker_pb2.SequenceOutput(error=to_detail(self.refusal)))
             return
@@ -151,10 +158,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         if not self.script.decode_first or hello.finish_reason:
             self.send(dispatch, hello)
         if not hello.finish_reason:
+            await decode.has_been_told(dispatch)
             decode.play_decode(dispatch, first, choice)
         if self.script.decode_first:
             await asyncio.sleep(0.05)
             self.send(dispatch, hello)
+
+    async def has_been_told(self, dispatch: worker_pb2.Dispatch) -> None:
+        """Returns when the router's own word of `dispatch` is here: prefill's may come before."""
+        await self._told[dispatch.request_id, dispatch.attempt].wait()
 
     def play_local(self, dispatch: worker_pb2.Dispatch) -> None:
         """Sends all tokens, as who has computed the prompt itself."""
@@ -163,8 +175,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def play_decode(
         self, dispatch: worker_pb2.Dispatch, first: int, choice: int, **fields: int
     ) -> None:
-        """Sends the token at `first` again and all that follow it, unless it refuses everything:
-        prefill, which has it do so, may be the first to hear of a request."""
+        """Sends the token at `first` again and all that follow it, unless it refuses everything."""
         if self.refusal is not None:
             return
         script = self.script

@@ -76,7 +76,7 @@ class Sink:
 
 
 @asynccontextmanager
-async def linked(address, *, tls=None, silence_s=5.0):
+async def linked(address, *, tls=None, silence_s=60.0):
     """A link that runs, and a sink of its dispatch KEY. In the end no task of it is left."""
     before = asyncio.all_tasks()
     record = types_pb2.WorkerRecord(worker_id="decode-0", epoch=7, address=address)

@@ -136,7 +136,7 @@ async def test_refused_requests_are_demand_of_both_roles():
 
 
 async def test_the_board_adds_routers_and_workers_up(redis):
-    board, registry = DemandBoard(redis), Registry(redis)
+    board, registry = DemandBoard(redis, lease_s=600), Registry(redis, lease_s=600)
     await board.publish(router("r0", decode_blocks=2))
     await board.publish(router("r1", decode_blocks=3))
     for record in workers(queue_depth=2):

@@ -226,7 +226,7 @@ async def test_what_the_endpoint_answers_counts_in_the_tenants_quotas(serve, tmp
     endpoint = Endpoint(events(piece("Paris", "stop"), used))
     async with serve(endpoint, tenants=path) as s:
         with pytest.raises(ResourceExhausted) as caught:
-            for _ in range(20):  # what was used is counted a little after the answer
+            for _ in range(600):  # what was used is counted a little after the answer
                 await s.ask(prompt(max_tokens=1))
                 await asyncio.sleep(0.05)
     assert caught.value.field == "tokens_per_min"

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 
 import grpc
 import pytest
@@ -20,7 +21,7 @@ from core.errors import (
 )
 from router.dispatch import Attempt
 from tests.model_folder import EOS_TOKEN_ID
-from tests.router.fakes import Script
+from tests.router.fakes import HEARTBEAT_S, Script
 from tests.router.stack import REPLY, prompt, stack, wait_for
 
 STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
@@ -34,7 +35,9 @@ def serve(tmp_path, redis_server):
 
 async def test_an_answer_streams_text_tokens_usage_route_and_timing(serve):
     async with serve() as s:
+        started = time.monotonic()
         answer = await s.ask(prompt("Where?"))
+        took_s = time.monotonic() - started
     assert answer.text == "Paris, of course."
     assert answer.token_ids == REPLY
     assert answer.last.finish_reason == STOP
@@ -46,7 +49,7 @@ async def test_an_answer_streams_text_tokens_usage_route_and_timing(serve):
         transferred_blocks=3,
         attempts=1,
     )
-    assert 0 < answer.last.timing.ttft_s <= answer.last.timing.total_s < 5
+    assert 0 < answer.last.timing.ttft_s <= answer.last.timing.total_s < took_s
 
 
 async def test_an_attempt_and_its_prompt_are_freed_without_a_search_for_garbage(serve):
@@ -72,7 +75,7 @@ async def test_workers_get_a_complete_dispatch(serve):
     assert not told_prefill.eos_token_ids
     assert (told_prefill.sampling.max_tokens, told_prefill.sampling.top_k) == (3, 7)
     assert 0 < told_prefill.sampling.seed < 2**63
-    assert 590 < told_prefill.timeout_s <= 600
+    assert 500 < told_prefill.timeout_s <= 600
 
 
 async def test_without_max_tokens_the_rest_of_the_context_is_allowed(serve):
@@ -196,12 +199,11 @@ async def test_a_killed_decode_worker_is_replaced_in_mid_answer(serve):
     script = Script(reply=list(REPLY), num_decode_tokens=4, num_faults=1)
     async with serve(script=script, num_decode=2) as s:
         asking = asyncio.create_task(s.ask(prompt()))
-        async with asyncio.timeout(5):
-            await wait_for(lambda: any(worker.dispatches for worker in s.decodes))
-            victim = next(worker for worker in s.decodes if worker.dispatches)
-            await asyncio.sleep(0.1)
-            await victim.stop()
-            answer = await asking
+        await wait_for(lambda: any(worker.dispatches for worker in s.decodes))
+        victim = next(worker for worker in s.decodes if worker.dispatches)
+        await asyncio.sleep(0.1)
+        await victim.stop()
+        answer = await asking
     assert answer.token_ids == REPLY
     assert answer.last.route.attempts == 2
     assert answer.last.route.decode_worker != victim.record.worker_id
@@ -209,13 +211,13 @@ async def test_a_killed_decode_worker_is_replaced_in_mid_answer(serve):
 
 async def test_a_silent_worker_counts_as_unreachable(serve):
     script = Script(reply=list(REPLY), num_decode_tokens=4, num_faults=1)
-    async with serve(script=script, num_decode=2, worker_silence_s=0.4) as s:
+    # The others have 30 times as long as they need, or a busy machine would count them as lost.
+    async with serve(script=script, num_decode=2, worker_silence_s=30 * HEARTBEAT_S) as s:
         asking = asyncio.create_task(s.ask(prompt()))
-        async with asyncio.timeout(5):
-            await wait_for(lambda: any(worker.dispatches for worker in s.decodes))
-            victim = next(worker for worker in s.decodes if worker.dispatches)
-            victim.is_silent = True
-            answer = await asking
+        await wait_for(lambda: any(worker.dispatches for worker in s.decodes))
+        victim = next(worker for worker in s.decodes if worker.dispatches)
+        victim.is_silent = True
+        answer = await asking
     assert answer.token_ids == REPLY
     assert answer.last.route.decode_worker != victim.record.worker_id
 
@@ -249,9 +251,8 @@ async def test_a_request_waits_for_a_worker_that_is_being_replaced(serve):
 async def test_the_wait_for_a_worker_has_an_end(serve):
     async with serve(worker_wait_s=0.3) as s:
         await s.decodes[0].stop()
-        async with asyncio.timeout(5):
-            with pytest.raises(Unavailable, match="no decode worker is ready"):
-                await s.ask(prompt())
+        with pytest.raises(Unavailable, match="no decode worker is ready"):
+            await s.ask(prompt())
 
 
 async def test_cancelling_the_call_aborts_on_both_workers(serve):
@@ -263,6 +264,7 @@ async def test_cancelling_the_call_aborts_on_both_workers(serve):
         await wait_for(lambda: s.prefills[0].aborts and s.decodes[0].aborts)
         dispatch = s.decodes[0].dispatches[0]
         assert s.decodes[0].aborts == [(dispatch.request_id, 1)]
+        await wait_for(lambda: s.router._table.num_running == 0)
         status = await s.stub.GetStatus(inference_pb2.GetStatusRequest())
         assert status.router.num_requests == 0
 
@@ -271,8 +273,9 @@ async def test_the_clients_deadline_aborts_on_both_workers(serve):
     script = Script(reply=list(REPLY), num_decode_tokens=2)
     async with serve(script=script) as s:
         with pytest.raises(DeadlineExceeded):
-            await s.ask(prompt(), timeout=0.3)
-        assert 0 < s.decodes[0].dispatches[0].timeout_s <= 0.3
+            await s.ask(prompt(), timeout=2)
+        # gRPC rounds up what it sends.
+        assert 0 < s.decodes[0].dispatches[0].timeout_s <= 2.1
         await wait_for(lambda: s.prefills[0].aborts and s.decodes[0].aborts)
 
 
@@ -302,11 +305,10 @@ async def test_a_call_that_joins_a_running_one_gets_everything_from_the_start(se
     async with serve(script=script) as s:
         first, second = s.stub.Generate(request), s.stub.Generate(request)
         first_ids, second_ids = [], []
-        async with asyncio.timeout(5):
-            while len(first_ids) < 5:
-                first_ids += (await first.read()).token_ids
-            while len(second_ids) < 5:
-                second_ids += (await second.read()).token_ids
+        while len(first_ids) < 5:
+            first_ids += (await first.read()).token_ids
+        while len(second_ids) < 5:
+            second_ids += (await second.read()).token_ids
         assert first_ids == second_ids == REPLY[:5]
         first.cancel()
         await asyncio.sleep(0.1)

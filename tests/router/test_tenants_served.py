@@ -123,11 +123,14 @@ async def test_a_waiting_request_whose_client_leaves_is_never_sent(serve):
 
 
 async def test_a_worker_that_fails_every_request_gets_no_more_of_them(
-    tmp_path, redis_server, caplog
+    tmp_path, redis_server, caplog, monkeypatch
 ):
+    monkeypatch.setattr("router.breaker.FIRST_EJECTION_S", 600.0)
     async with stack(tmp_path / "tiny", redis_server.url, num_decode=2) as s:
         s.decodes[1].refusal = Unavailable("broken")
-        for _ in range(20):
+        while "worker_ejected" not in caplog.text:
+            assert (await s.ask(prompt())).last.route.decode_worker == "decode-0"
+        for _ in range(10):
             assert (await s.ask(prompt())).last.route.decode_worker == "decode-0"
         assert caplog.text.count("worker_ejected worker_id=decode-1") == 1
         assert caplog.text.count("attempt_failed") == 3

@@ -163,7 +163,7 @@ async def test_a_call_by_grpc_goes_on_with_the_trace_of_its_caller(serve, record
 
 async def test_a_call_by_http_goes_on_with_the_trace_of_its_caller(serve, recorder):
     body = {"prompt": ["a", "b"], "max_tokens": 3}
-    async with serve() as s, httpx2.AsyncClient(base_url=s.http_url) as http:
+    async with serve() as s, httpx2.AsyncClient(base_url=s.http_url, timeout=30) as http:
         headers = {"traceparent": CALLER, "tracestate": "vendor=1"}
         await http.post("/v1/completions", json=body, headers=headers)
     first, second = recorder.all(ROOT)

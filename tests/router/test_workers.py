@@ -9,8 +9,9 @@ from core.errors import Unavailable
 from core.fingerprint import hash_scope
 from core.hashing import block_hashes
 from core.model_folder import model_digest
-from core.prefix_index import PrefixIndexWriter
+from core.prefix_index import PrefixIndexReader, PrefixIndexWriter
 from core.registry import Registry
+from router import prefix_hints
 from router.app import Router
 from router.settings import RouterSettings
 from router.workers import choose_fingerprint
@@ -34,21 +35,33 @@ async def statuses(s):
 async def test_generation_goes_on_when_redis_dies(serve, redis_server):
     async with serve() as s:
         redis_server.kill()
-        async with asyncio.timeout(5):
-            await wait_for(lambda: not s.router._pool.is_registry_ok)
-            for _ in range(3):
-                assert (await s.ask(prompt())).text == "Paris, of course."
-            reply = await s.stub.GetStatus(inference_pb2.GetStatusRequest())
+        await wait_for(lambda: not s.router._pool.is_registry_ok)
+        for _ in range(3):
+            assert (await s.ask(prompt())).text == "Paris, of course."
+        reply = await s.stub.GetStatus(inference_pb2.GetStatusRequest())
     assert not reply.router.redis_ok
     assert len(reply.workers) == 2
 
 
-async def test_a_paused_redis_delays_a_request_once(serve, redis_server):
+async def test_a_paused_redis_delays_a_request_once(serve, redis_server, monkeypatch):
+    monkeypatch.setattr(prefix_hints, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(prefix_hints, "_PAUSE_S", 600.0)
+    num_lookups = 0
+
+    async def count(reader, *asked):
+        nonlocal num_lookups
+        num_lookups += 1
+        return await lookup(reader, *asked)
+
+    lookup = PrefixIndexReader.lookup
+    monkeypatch.setattr(PrefixIndexReader, "lookup", count)
     async with serve() as s:
         redis_server.pause()
-        async with asyncio.timeout(1.5):
+        async with asyncio.timeout(20):  # less than this router's patience with Redis
             for _ in range(5):
                 await s.ask(prompt())
+        redis_server.kill()
+    assert num_lookups == 1
 
 
 async def test_an_empty_registry_removes_no_worker_that_lives(serve, redis):
@@ -70,18 +83,17 @@ async def test_a_worker_that_drains_and_leaves_is_forgotten(serve):
     async with serve(num_prefill=2) as s:
         leaver = s.prefills[1]
         leaver.record.state = types_pb2.WORKER_STATE_DRAINING
-        async with asyncio.timeout(5):
-            await wait_for(lambda: len(s.router._pool.usable(PREFILL)) == 1)
-            await s.registry.remove("prefill-1", epoch=1)
-            await leaver.stop()
-            await wait_for(lambda: len(s.router._pool.links) == 2)
+        await wait_for(lambda: len(s.router._pool.usable(PREFILL)) == 1)
+        await s.registry.remove("prefill-1", epoch=1)
+        await leaver.stop()
+        await wait_for(lambda: len(s.router._pool.links) == 2)
 
 
 async def test_a_worker_that_is_let_go_while_it_is_asked_is_shown_as_unreachable(serve):
     async with serve() as s:
-        s.decodes[0].status_delay_s = 1.5
+        s.decodes[0].may_tell_status.clear()
         asking = asyncio.create_task(statuses(s))
-        await asyncio.sleep(0.2)
+        await s.decodes[0].is_asked_for_status.wait()
         s.router._pool._drop(s.router._pool._links["decode-0"])
         assert await asking == {
             "prefill-0": "WORKER_STATE_READY",
@@ -90,7 +102,7 @@ async def test_a_worker_that_is_let_go_while_it_is_asked_is_shown_as_unreachable
 
 
 async def test_a_killed_worker_is_shown_as_unreachable(serve):
-    async with serve() as s:
+    async with serve(worker_wait_s=0.0) as s:
         await s.decodes[0].stop()
         await wait_for(lambda: not s.router._pool.usable(DECODE))
         assert await statuses(s) == {
@@ -107,9 +119,8 @@ async def test_a_new_life_of_a_worker_replaces_the_old_one(serve):
         reborn = FakeWorker("decode-0", DECODE, s.script)
         reborn.record.epoch = 2
         await reborn.start(s.registry)
-        async with asyncio.timeout(5):
-            await wait_for(lambda: s.router._pool.usable(DECODE))
-            assert (await s.ask(prompt())).text == "Paris, of course."
+        await wait_for(lambda: [link.epoch for link in s.router._pool.usable(DECODE)] == [2])
+        assert (await s.ask(prompt())).text == "Paris, of course."
         await reborn.stop()
 
 
@@ -141,8 +152,8 @@ async def test_workers_of_another_model_are_none_of_the_routers_business(
         ours.model = model_digest(folder)
     stranger = FakeWorker("stranger", DECODE, Script(reply=[]))
     stranger.record.fingerprint.model = model
-    await stranger.start(Registry(redis))
-    async with stack(folder, redis_server.url, fingerprint=ours) as s:
+    await stranger.start(Registry(redis, lease_s=600))
+    async with stack(folder, redis_server.url, fingerprint=ours, worker_wait_s=0.5) as s:
         assert await statuses(s) == {
             "prefill-0": "WORKER_STATE_READY",
             "decode-0": "WORKER_STATE_READY",
@@ -155,18 +166,18 @@ async def test_workers_of_another_model_are_none_of_the_routers_business(
     await stranger.stop()
 
 
-async def test_without_weights_a_router_stays_with_the_model_that_it_has_met(serve, redis, caplog):
+async def test_without_weights_a_router_stays_with_the_model_that_it_has_met(serve, caplog):
     async with serve() as s:
         strangers = [FakeWorker(f"x-{role}", role, Script(reply=[])) for role in (PREFILL, DECODE)]
         for stranger in strangers:
             stranger.record.fingerprint.model = f"{MODEL_DIGEST[:32]}of-other-weights"
-            await stranger.start(Registry(redis))
+            await stranger.start(s.registry)
         await wait_for(lambda: caplog.text.count("another model with this router's config") == 2)
         assert set(await statuses(s)) == {"prefill-0", "decode-0"}
         for worker in (*s.prefills, *s.decodes):
             await worker.stop()
             await s.registry.remove(worker.record.worker_id, worker.record.epoch)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not {"x-1", "x-2"} <= set(await statuses(s)):
                 await asyncio.sleep(0.05)
         for stranger in strangers:
@@ -202,7 +213,9 @@ async def test_the_worker_with_the_longest_held_prefix_gets_the_prompt(serve, re
     writer = PrefixIndexWriter(redis, "prefill-1", 1, lambda: hashes[:6])
     async with serve(num_prefill=3) as s:
         writing = asyncio.create_task(writer.run())
-        await asyncio.sleep(0.3)
+        reader = PrefixIndexReader(redis)
+        while await reader.lookup(hashes, {"prefill-1": 1}) != {"prefill-1": 6}:
+            await asyncio.sleep(0.01)
         for _ in range(8):
             assert (await s.ask(prompt(text))).last.route.prefill_worker == "prefill-1"
         writing.cancel()

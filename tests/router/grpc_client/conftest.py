@@ -18,7 +18,7 @@ from router.grpc_client.connect import open_call
 from router.grpc_client.status import CallFailed
 from tests.core.http2.raw import RawPeer
 
-PATIENCE_S = 20
+PATIENCE_S = 30
 
 
 def pytest_asyncio_loop_factories(config, item):

@@ -100,12 +100,12 @@ async def test_a_reader_may_try_again_after_silence(connected):
 
 async def test_the_silence_before_a_message_does_not_count_behind_it(connected):
     call, _ = connected
-    reading = asyncio.create_task(call.read(0.05))
+    reading = asyncio.create_task(call.read(0.3))
     await asyncio.sleep(0)
     call.data_received(headers_frame() + data_frame(message(b"a")))
     assert await reading == b"a"
     again = asyncio.create_task(call.read(1000))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.5)
     call.data_received(data_frame(message(b"b")))
     assert await again == b"b"
 

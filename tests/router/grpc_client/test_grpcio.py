@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from router.grpc_client.status import CallFailed
-from tests.router.grpc_client.conftest import called, grpc_server, outcome, read_all
+from tests.router.grpc_client.conftest import PATIENCE_S, called, grpc_server, outcome, read_all
 from tests.router.stack import wait_for
 
 MESSAGES = [b"a", b"", b"b" * 3_000_000, b"c"]
@@ -39,20 +39,20 @@ async def test_a_call_that_is_closed_ends_its_servicer():
     async with grpc_server() as (address, probe, _):
         async with called(address) as call:
             call.send(b"x")
-            await call.read(5)
+            await call.read(PATIENCE_S)
             assert not call._timer.cancelled()
         await probe.ended.wait()
         assert call._timer.cancelled()
         assert call._transport.is_closing()
         with pytest.raises(CallFailed, match="CANCELLED: the call was closed"):
-            await call.read(5)
+            await call.read(PATIENCE_S)
 
 
 async def test_a_call_that_is_closed_in_the_middle_of_a_message_ends_its_servicer():
     async with grpc_server() as (address, probe, _):
         async with called(address) as call:
             call.send(b"x")
-            await call.read(5)
+            await call.read(PATIENCE_S)
             call.send(bytes(30_000_000))
         await probe.ended.wait()
 
@@ -64,9 +64,9 @@ async def test_a_cancelled_caller_closes_its_call():
         async def wait_for_ever():
             async with called(address) as call:
                 call.send(b"x")
-                await call.read(5)
+                await call.read(PATIENCE_S)
                 is_called.set()
-                await call.read(5)
+                await call.read(PATIENCE_S)
 
         caller = asyncio.create_task(wait_for_ever())
         await is_called.wait()
@@ -79,7 +79,7 @@ async def test_a_cancelled_caller_closes_its_call():
 async def test_a_server_that_stops_ends_the_call():
     async with grpc_server() as (address, _, server), called(address) as call:
         call.send(b"x")
-        assert await call.read(5) == b"re: x"
+        assert await call.read(PATIENCE_S) == b"re: x"
         await server.stop(0)
         messages, end = await read_all(call)
         assert (messages, end.split(":")[0]) == ([], "UNAVAILABLE")
@@ -88,7 +88,7 @@ async def test_a_server_that_stops_ends_the_call():
 async def test_a_server_that_takes_no_new_calls_goes_on_with_this_one():
     async with grpc_server() as (address, _, server), called(address) as call:
         call.send(b"x")
-        await call.read(5)
+        await call.read(PATIENCE_S)
         stopping = asyncio.create_task(server.stop(20))
         await wait_for(lambda: call._http2.goodbye)
         call.send(b"y")

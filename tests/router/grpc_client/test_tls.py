@@ -10,8 +10,9 @@ import pytest
 from core.errors import StartupError
 from router.grpc_client.connect import open_call
 from tests.pki import Authority, identity
-from tests.router.grpc_client.conftest import called, grpc_server, outcome, read_all
+from tests.router.grpc_client.conftest import PATIENCE_S, called, grpc_server, outcome, read_all
 from tests.router.grpc_client.test_grpcio import MESSAGES
+from tests.router.stack import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ async def test_a_replaced_certificate_is_shown_with_the_next_call(tmp_path, ours
         identity(tmp_path / "ours", others)
         async with called(address, ours) as call:
             call.send(b"x")
-            assert await call.read(5) == b"re: x"
+            assert await call.read(PATIENCE_S) == b"re: x"
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "tls.crt", "tls.key"])
@@ -115,7 +116,7 @@ async def test_a_caller_may_be_cancelled_at_any_moment(tmp_path, authority, ours
         async with called(address, ours) as call:
             call.send(b"x")
             while True:
-                await call.read(5)
+                await call.read(PATIENCE_S)
 
     async with grpc_server(identity(tmp_path / "server", authority)) as (address, probe, _):
         for number in range(120):
@@ -125,7 +126,7 @@ async def test_a_caller_may_be_cancelled_at_any_moment(tmp_path, authority, ours
             await asyncio.wait([caller])
             assert caller.cancelled()
         await asyncio.sleep(0.2)
-        assert probe.num_running == 0
+        await wait_for(lambda: probe.num_running == 0)
 
 
 async def test_a_server_that_does_not_shake_hands_is_given_up(ours):

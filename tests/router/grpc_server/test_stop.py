@@ -115,8 +115,8 @@ async def test_a_client_that_stays_when_told_to_leave_is_cut_off(serve, monkeypa
 
 
 async def test_a_client_that_answers_no_pings_is_cut_off(serve, monkeypatch):
-    monkeypatch.setattr(connection, "KEEPALIVE_S", 0.01)
-    monkeypatch.setattr(connection, "KEEPALIVE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(connection, "KEEPALIVE_S", 0.1)
+    monkeypatch.setattr(connection, "KEEPALIVE_TIMEOUT_S", 0.1)
     async with serve() as s, s.raw() as raw:
         raw.send(headers_frame(1, headers=request_to("Hold")), data_frame(1, message(b"x")))
         await raw.until(Kind.PING)
@@ -125,8 +125,8 @@ async def test_a_client_that_answers_no_pings_is_cut_off(serve, monkeypatch):
 
 
 async def test_a_client_that_never_says_a_word_is_cut_off(serve, monkeypatch):
-    monkeypatch.setattr(connection, "KEEPALIVE_S", 0.01)
-    monkeypatch.setattr(connection, "KEEPALIVE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(connection, "KEEPALIVE_S", 0.1)
+    monkeypatch.setattr(connection, "KEEPALIVE_TIMEOUT_S", 0.1)
     async with serve() as s:
         host, port = s.address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))

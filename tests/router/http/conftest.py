@@ -10,7 +10,7 @@ import httpx2
 import openai
 import pytest
 
-from tests.router.stack import Stack, stack
+from tests.router.stack import PATIENCE_S, Stack, stack
 
 
 @dataclass
@@ -46,7 +46,7 @@ def serve(tmp_path, redis_server):
             openai.AsyncOpenAI(
                 base_url=f"{running.http_url}/v1", api_key=api_key, max_retries=0
             ) as client,
-            httpx2.AsyncClient(base_url=running.http_url) as http,
+            httpx2.AsyncClient(base_url=running.http_url, timeout=PATIENCE_S) as http,
         ):
             yield HttpStack(running, client, http)
 

@@ -21,7 +21,7 @@ async def exchange(s, *parts):
         for part in parts:
             writer.write(part)
             await asyncio.sleep(0.05)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                 length = int(head.split("content-length: ")[1].split("\r\n")[0])

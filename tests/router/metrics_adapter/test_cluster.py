@@ -105,7 +105,7 @@ async def test_the_api_server_can_verify_the_certificate_that_the_adapter_makes(
     bundle = base64.b64decode(api_server.spec["caBundle"]).decode()
     context = ssl.create_default_context(cadata=bundle)
     context.load_cert_chain(front_proxy.issue("front-proxy-client"))
-    async with httpx2.AsyncClient(verify=context) as http:
+    async with httpx2.AsyncClient(verify=context, timeout=30) as http:
         response = await http.get(
             f"https://{address}/apis", extensions={"sni_hostname": "adapter.baton.svc"}
         )
@@ -119,7 +119,7 @@ async def test_the_front_proxys_names_are_read_from_the_cluster(adapter, api_ser
         cadata=base64.b64decode(api_server.spec["caBundle"]).decode()
     )
     context.load_cert_chain(front_proxy.issue("kubelet"))
-    async with httpx2.AsyncClient(verify=context) as http:
+    async with httpx2.AsyncClient(verify=context, timeout=30) as http:
         response = await http.get(
             f"https://{address}/apis", extensions={"sni_hostname": "adapter.baton.svc"}
         )
@@ -147,7 +147,7 @@ async def test_a_certificate_that_was_renewed_is_shown(
         host, _, port = (await adapter.start()).rpartition(":")
         key.write_bytes(issued[1].key)
         cert.write_bytes(issued[1].certificate)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while await shown_at(host, int(port)) != issued[1].certificate.decode():
                 await asyncio.sleep(0.02)
     finally:
