@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.router_stacks import Measured
@@ -50,10 +51,39 @@ def load(server: Measured, kind: str, **options: float) -> Load:
     )
 
 
-def us_per_token(server: Measured, kind: str, num_streams: int, lengths: tuple[int, int]) -> float:
-    """CPU of a token: two runs that differ in answer length alone; their difference is tokens."""
-    short, long = (
-        load(server, kind, requests=num_streams, concurrency=num_streams, tokens=length)
-        for length in lengths
+@dataclass(frozen=True)
+class TokenLoads:
+    """Two loads that differ in the length of answers alone: their difference is tokens."""
+
+    short: Load
+    long: Load
+
+    @property
+    def us_per_token(self) -> float:
+        """CPU of a token."""
+        return self._per_token(self.long.cpu_s - self.short.cpu_s)
+
+    def _per_token(self, cpu_s: float) -> float:
+        return cpu_s / (self.long.num_tokens - self.short.num_tokens) * 1e6
+
+    @classmethod
+    def least_us(cls, rounds: Sequence[TokenLoads]) -> float:
+        """CPU of a token where the machine was least busy with others, which only ever adds.
+
+        The least of each length: the least of the differences would be one whose short load was
+        disturbed.
+        """
+        long_s = min(each.long.cpu_s for each in rounds)
+        return rounds[0]._per_token(long_s - min(each.short.cpu_s for each in rounds))
+
+
+def token_loads(
+    server: Measured, kind: str, num_streams: int, lengths: tuple[int, int]
+) -> TokenLoads:
+    """Both, each of so many streams at a time."""
+    return TokenLoads(
+        *(
+            load(server, kind, requests=num_streams, concurrency=num_streams, tokens=length)
+            for length in lengths
+        )
     )
-    return (long.cpu_s - short.cpu_s) / (long.num_tokens - short.num_tokens) * 1e6
