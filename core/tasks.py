@@ -4,10 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+
+async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Their results. The first failure cancels the others, and is raised when they have ended.
+
+    An asyncio.TaskGroup's failure, and a cancellation that goes through one, hold themselves by
+    its frames until the garbage collector looks for them.
+    """
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        # A failure holds this frame, and its task the failure.
+        tasks.clear()
 
 
 class TaskSet:

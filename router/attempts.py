@@ -18,6 +18,7 @@ from baton.v1 import inference_pb2, worker_pb2
 from core.errors import BatonError, Unavailable
 from core.logs import event
 from core.sampling import choice_seed
+from core.tasks import together
 from core.tracing import Span
 from router.admission import Ticket
 from router.attach import WorkerLink
@@ -112,12 +113,7 @@ class Attempts:
             )
             for choice in choices
         ]
-        try:
-            async with asyncio.TaskGroup() as group:
-                for single in branches:
-                    group.create_task(self._finish(single))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        await together([self._finish(single) for single in branches])
 
     async def _attempt(self, branch: _Branch) -> None:
         """One attempt. Raises AttemptFailed."""

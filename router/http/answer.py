@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVar
 
+from core.tasks import together
 from router.follower import READ_GRACE_S, Follower
 from router.http.call import Call
 from router.http.errors import ClientLeft, to_http
@@ -14,8 +14,6 @@ from router.http.formats import DONE, Format, event
 from router.http.jobs import Job
 from router.outputs import Chunk
 from router.requests import Part, RequestTable, parts_of
-
-T = TypeVar("T")
 
 
 async def answer(call: Call, job: Job, form: Format, table: RequestTable, timeout_s: float) -> None:
@@ -57,7 +55,7 @@ async def _reply(call: Call, job: Job, form: Format, followers: Sequence[Followe
         await stream.send(last, is_last=True)
     else:
         with call.while_connected():
-            prompts = await _together([_whole(follower) for follower in followers])
+            prompts = await together([_whole(follower) for follower in followers])
         await call.reply(200, form.answer(prompts, [follower.log for follower in followers]))
 
 
@@ -76,7 +74,7 @@ class _Stream:
         """Sends everything but the last events, which it returns."""
         pumps = [self._pump(prompt, follower) for prompt, follower in enumerate(self._followers)]
         try:
-            last = b"".join(await _together(pumps))
+            last = b"".join(await together(pumps))
         except Exception as error:
             if not self._is_started:
                 raise
@@ -109,18 +107,6 @@ class _Stream:
                 text_event = self._form.text_event(prompt, chunk.choice)
                 await follower.push_text(self._call.text_lane(text_event))
         return b""
-
-
-async def _together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Their results. The first failure cancels the others and is raised."""
-    if len(coroutines) == 1:
-        return [await coroutines[0]]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 async def _whole(follower: Follower) -> list[Chunk]:

@@ -49,8 +49,8 @@ async def completion(s, **parameters) -> None:
                 pass
 
 
-async def left_completion(s) -> None:
-    answer = await s.complete(stream=True)
+async def left_completion(s, **parameters) -> None:
+    answer = await s.complete(stream=True, **parameters)
     async for _ in answer:
         break
     await answer.close()
@@ -69,7 +69,9 @@ KINDS = {
     "http prompts": lambda s: completion(s, stream=True, prompt=["a", "b"]),
     "http logprobs": lambda s: completion(s, logprobs=2, echo=True),
     "http refused": lambda s: completion(s, temperature=-1),
+    "http prompts refused": lambda s: completion(s, prompt=["a", "b"], temperature=-1),
     "http left": left_completion,
+    "http prompts left": lambda s: left_completion(s, prompt=["a", "b"]),
     "http chat": lambda s: s.chat(),
 }
 
