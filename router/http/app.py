@@ -197,6 +197,8 @@ class _Boundary:
         except Exception as error:
             await call.fail(to_http(error, call.names, call.request_id))
         finally:
+            # Which knows the scope: they must not keep each other.
+            scope.pop("baton.call", None)
             self._api.shared.metrics.http_responses.labels(str(call.status)).inc()
 
 

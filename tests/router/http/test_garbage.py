@@ -73,6 +73,8 @@ KINDS = {
     "http left": left_completion,
     "http prompts left": lambda s: left_completion(s, prompt=["a", "b"]),
     "http chat": lambda s: s.chat(),
+    "http model": lambda s: s.http.get("/v1/models/tiny"),
+    "http not found": lambda s: s.http.get("/nothing"),
 }
 
 
