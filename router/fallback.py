@@ -87,13 +87,13 @@ class Fallback:
         """
         has_begun = log.first_token_at is not None
         if has_begun or is_over_quota(refusal) or not self.takes(tenant, request):
-            raise refusal
+            raise refusal.bare()
         try:
             return await self._answer(request, resolved, log)
         except Unavailable:
             if log.first_token_at is not None:
                 raise
-            raise refusal from None
+            raise refusal.bare() from None
 
     async def close(self) -> None:
         if self._client is not None:

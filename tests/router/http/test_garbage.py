@@ -96,3 +96,9 @@ async def test_of_one_whose_time_is_over(serve, caplog, kind):
     script = Script(REPLY, num_decode_tokens=3)
     async with serve(script=script, request_timeout_s=0.3) as s:
         assert await left_by(s, KINDS[kind], caplog) == []
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http stream"])
+async def test_of_one_that_no_pod_can_serve(serve, caplog, kind):
+    async with serve(num_prefill=0, worker_wait_s=0.0) as s:
+        assert await left_by(s, KINDS[kind], caplog) == []
