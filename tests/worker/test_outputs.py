@@ -68,7 +68,7 @@ async def test_a_router_that_takes_the_worker_for_idle_hears_of_anothers_request
 async def test_what_is_accepted_travels_with_the_next_outputs(monkeypatch):
     monkeypatch.setattr(outputs, "CHANGE_INTERVAL_S", 60.0)
     h = Hub()
-    async with contextlib.aclosing(h.hub.attach("r")) as messages, asyncio.timeout(10):
+    async with contextlib.aclosing(h.hub.attach("r")) as messages, asyncio.timeout(30):
         await anext(messages)
         for stream_id in (3, 4):
             h.hub.accepted(worker_pb2.Dispatch(router_id="r", stream_id=stream_id))
@@ -82,7 +82,7 @@ async def test_what_is_accepted_travels_with_the_next_outputs(monkeypatch):
 async def test_without_outputs_it_is_told_soon_even_if_load_is_as_before(monkeypatch):
     monkeypatch.setattr(outputs, "REPORT_INTERVAL_S", 60.0)
     h = Hub()
-    async with contextlib.aclosing(h.hub.attach("r")) as messages, asyncio.timeout(10):
+    async with contextlib.aclosing(h.hub.attach("r")) as messages, asyncio.timeout(30):
         await anext(messages)
         h.hub.accepted(worker_pb2.Dispatch(router_id="r", stream_id=3))
         assert list((await anext(messages)).accepted) == [3]
@@ -96,7 +96,7 @@ async def test_who_takes_the_worker_for_idle_hears_at_once_of_what_it_accepts(mo
     async with (
         contextlib.aclosing(h.hub.attach("a")) as own,
         contextlib.aclosing(h.hub.attach("b")) as other,
-        asyncio.timeout(10),
+        asyncio.timeout(30),
     ):
         await anext(own)
         await anext(other)
