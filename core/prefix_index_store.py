@@ -32,7 +32,7 @@ from core.redis_client import RedisClient, redis_errors
 _BLOCKS_KEY = "baton:{index}:blocks"
 _SLOTS_KEY = "baton:{index}:slots"
 _TTL_S = 3600
-MAX_LOOKUP_KEYS = 2048
+MAX_LOOKUP_KEYS = 1024
 """Receiving keys is most of what a long prompt's lookup costs: more of them are not sent."""
 SLOT_LEASE_S = 60
 """A slot is retired when its worker has been silent for so long."""
@@ -125,8 +125,8 @@ class IndexStore:
         """How many leading blocks of each of `prompts` each of `slots` holds; those with none are
         left out.
 
-        Exact up to 2,048 blocks. Of more, only every second (third, …) is asked for, and the last:
-        a count may then be too small, by less than one in 2,048.
+        Exact up to 1,024 blocks. Of more, only every second (third, …) is asked for, and the last:
+        a count may then be too small, by less than one in 1,024.
         None when the slot table has another version: the slots may be others' now.
         """
         asked = sum(1 << slot for slot in slots)
