@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Their results. The first failure cancels the others, and is raised when they have ended.
 
+    So does a cancellation, and another one that comes meanwhile goes on to them: nobody is left
+    behind.
+
     An asyncio.TaskGroup's failure, and a cancellation that goes through one, hold themselves by
     its frames until the garbage collector looks for them.
     """
@@ -22,13 +25,23 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         return [await coroutines[0]]
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
+        # Unlike `gather`, which comes when there is nothing left to wait for, it passes no
+        # cancellation on: that is done below, once for each.
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        is_cancelled = False
+        while pending := [task for task in tasks if not task.done()]:
+            for task in pending:
+                task.cancel()
+            try:
+                await asyncio.wait(pending)
+            except asyncio.CancelledError:
+                is_cancelled = True
         # A failure holds this frame, and its task the failure.
         tasks.clear()
+        if is_cancelled:
+            raise asyncio.CancelledError
 
 
 class TaskSet:

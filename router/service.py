@@ -79,9 +79,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.GetStatusResponse:
         self._tenant(_metadata(context))
         pool = self._shared.placer.pool
-        workers = await asyncio.gather(
-            *(_worker_status(link, request.audit) for link in pool.links)
-        )
+        workers = await asyncio.gather(*(worker_status(link, request.audit) for link in pool.links))
         return inference_pb2.GetStatusResponse(
             workers=workers,
             router=inference_pb2.RouterStatus(
@@ -154,12 +152,16 @@ def _prompt_messages(
         )
 
 
-async def _worker_status(link: WorkerLink, audit: bool) -> worker_pb2.WorkerStatus:
-    """The worker's own answer, or what the registry said of it with state UNREACHABLE."""
+async def worker_status(link: WorkerLink, audit: bool) -> worker_pb2.WorkerStatus:
+    """The worker's own answer, or what the registry said of it with state UNREACHABLE.
+
+    READY means that requests can go there: a worker that calls itself so is shown as this
+    router's stream to it has it, and as UNREACHABLE without one.
+    """
     request = worker_pb2.WorkerStatusRequest(audit=audit)
     try:
         with pod_errors(link.worker_id):
-            return await link.worker.GetWorkerStatus(request, timeout=_STATUS_TIMEOUT_S)
+            status = await link.worker.GetWorkerStatus(request, timeout=_STATUS_TIMEOUT_S)
     except BatonError:
         record = link.record
         return worker_pb2.WorkerStatus(
@@ -170,3 +172,6 @@ async def _worker_status(link: WorkerLink, audit: bool) -> worker_pb2.WorkerStat
             epoch=record.epoch,
             state=types_pb2.WORKER_STATE_UNREACHABLE,
         )
+    if status.state == types_pb2.WORKER_STATE_READY and not link.is_ready:
+        status.state = link.state if link.is_attached else types_pb2.WORKER_STATE_UNREACHABLE
+    return status

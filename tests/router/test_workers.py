@@ -1,10 +1,11 @@
 """How a router finds, keeps and drops workers."""
 
 import asyncio
+from unittest.mock import Mock, patch
 
 import pytest
 
-from baton.v1 import inference_pb2, types_pb2
+from baton.v1 import inference_pb2, types_pb2, worker_pb2
 from core.errors import Unavailable
 from core.fingerprint import hash_scope
 from core.hashing import block_hashes
@@ -13,6 +14,8 @@ from core.prefix_index import PrefixIndexReader, PrefixIndexWriter
 from core.registry import Registry
 from router import prefix_hints
 from router.app import Router
+from router.attach import WorkerLink
+from router.service import worker_status
 from router.settings import RouterSettings
 from router.workers import choose_fingerprint
 from tests.model_folder import MODEL_DIGEST, byte_tokenizer, write_model_folder
@@ -99,6 +102,30 @@ async def test_a_worker_that_is_let_go_while_it_is_asked_is_shown_as_unreachable
             "prefill-0": "WORKER_STATE_READY",
             "decode-0": "WORKER_STATE_UNREACHABLE",
         }
+
+
+@pytest.mark.parametrize(
+    ("is_attached", "heard", "shown"),
+    [
+        (True, "READY", "READY"),
+        (True, "STARTING", "STARTING"),
+        (True, "DRAINING", "DRAINING"),
+        (False, "READY", "UNREACHABLE"),
+    ],
+)
+async def test_a_worker_is_shown_as_ready_only_where_requests_can_go_there(
+    is_attached, heard, shown
+):
+    class Worker:
+        async def GetWorkerStatus(self, request, timeout):
+            return worker_pb2.WorkerStatus(id="d0", state=types_pb2.WORKER_STATE_READY)
+
+    link = WorkerLink(types_pb2.WorkerRecord(worker_id="d0"), "r", 1.0, Mock(), Mock())
+    link.state = types_pb2.WorkerState.Value(f"WORKER_STATE_{heard}")
+    link.is_attached = is_attached
+    with patch.object(WorkerLink, "worker", Worker()):
+        status = await worker_status(link, audit=False)
+    assert types_pb2.WorkerState.Name(status.state) == f"WORKER_STATE_{shown}"
 
 
 async def test_a_killed_worker_is_shown_as_unreachable(serve):

@@ -70,7 +70,7 @@ class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerSta
     WORKER_STATE_READY: _WorkerState.ValueType  # 2
     WORKER_STATE_DRAINING: _WorkerState.ValueType  # 3
     WORKER_STATE_UNREACHABLE: _WorkerState.ValueType  # 4
-    """filled in by the router only"""
+    """filled in by a router: no answer, or no stream for requests"""
 
 class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper): ...
 
@@ -79,7 +79,7 @@ WORKER_STATE_STARTING: WorkerState.ValueType  # 1
 WORKER_STATE_READY: WorkerState.ValueType  # 2
 WORKER_STATE_DRAINING: WorkerState.ValueType  # 3
 WORKER_STATE_UNREACHABLE: WorkerState.ValueType  # 4
-"""filled in by the router only"""
+"""filled in by a router: no answer, or no stream for requests"""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
 @_typing.final
