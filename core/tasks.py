@@ -27,7 +27,7 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         # Unlike `gather`, which comes when there is nothing left to wait for, it passes no
         # cancellation on: that is done below, once for each.
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        await _until_one_fails(tasks)
         return await asyncio.gather(*tasks)
     finally:
         is_cancelled = False
@@ -42,6 +42,15 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         tasks.clear()
         if is_cancelled:
             raise asyncio.CancelledError
+
+
+async def _until_one_fails(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Or until all have ended. One that ends as cancelled has failed, too."""
+    pending = set(tasks)
+    while pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        if any(task.cancelled() or task.exception() is not None for task in done):
+            return
 
 
 class TaskSet:

@@ -56,6 +56,17 @@ async def test_a_failure_is_raised_when_the_others_have_ended():
     assert child.has_ended
 
 
+async def test_a_child_that_ends_as_cancelled_ends_the_others():
+    async def loses_what_it_depends_on() -> None:
+        raise asyncio.CancelledError
+
+    child = Child()
+    child.may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await together([child.run(), answer(1), loses_what_it_depends_on()])
+    assert child.has_ended
+
+
 async def test_a_cancellation_reaches_each_once():
     child = Child()
     group = asyncio.ensure_future(together([child.run(), answer(1), asyncio.sleep(600)]))
