@@ -46,11 +46,10 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 async def _until_one_fails(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Or until all have ended. One that ends as cancelled has failed, too."""
-    pending = set(tasks)
-    while pending:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        if any(task.cancelled() or task.exception() is not None for task in done):
-            return
+    gathered = asyncio.gather(*tasks)
+    # Who is cancelled here does not look at it any more; asyncio would complain.
+    gathered.add_done_callback(lambda future: future.cancelled() or future.exception())
+    await asyncio.wait([gathered])
 
 
 class TaskSet:
